@@ -1,10 +1,9 @@
 """Mixed precision: what runs in which dtype. Needs torch only."""
 
-from .fastest import fastest
 from .forms import OPT_LEVELS, PRECISIONS, PrecisionForm
 from .loss_scale import INITIAL_LOSS_SCALE, LOSS_SCALES, GradientOverflowError
 from .masters import MasterWeights, full_precision_state_dict, reset_masters
-from .precision import Precision
+from .precision import Precision, fastest
 from .underflow import LOSS_SCALE_HEADROOM, LayerUnderflow, UnderflowReport, underflow_report
 
 __all__ = [

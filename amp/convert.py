@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -44,8 +44,9 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     model computes in FP32, and may be converted again. So may a converted model or its copy, in
     which this casts new layers.
 
-    Inputs and outputs may be nested in lists, tuples, named tuples, mappings (dict, defaultdict,
-    Hugging Face's ModelOutput) and dataclasses. Where a tensor is cast, its containers are copied.
+    Inputs and outputs may be nested in lists, tuples, named tuples, mutable mappings (dict,
+    defaultdict, Hugging Face's ModelOutput) and dataclasses. Where a tensor is cast, its containers
+    are copied.
 
     Norm layers are those of torch, timm and torchvision, their subclasses, and other modules with
     "Norm" in the name of their class, by the same rule as in :mod:`largebatch.lars`. Of the latter,
@@ -151,45 +152,32 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast every floating-point tensor in a nested value to ``dtype``; the same value if none."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        return _cast_mapping(value, dtype)
+    items: Any
     if isinstance(value, (list, tuple)):
-        items = [_cast(item, dtype) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        if isinstance(value, list):
-            content = copy.copy(value)  # a subclass may have an __init__ of its own
-            content[:] = items
-            return content
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _cast_dataclass(value, dtype)
-    return value
-
-
-def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
-    items = {key: _cast(item, dtype) for key, item in value.items()}
-    if all(items[key] is old for key, old in value.items()):
+        items = enumerate(value)
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if hasattr(value, field.name)]
+        items = [(name, getattr(value, name)) for name in names]
+    else:
         return value
-    if type(value) is dict:
-        return items
-    if not isinstance(value, MutableMapping):  # such as types.MappingProxyType
-        return type(value)(items)  # type: ignore[call-arg]
-    content = copy.copy(value)  # with what else it has, such as the factory of a defaultdict
-    for key, item in items.items():
-        content[key] = item
-    return content
-
-
-def _cast_dataclass(value: Any, dtype: torch.dtype) -> Any:
-    names = [field.name for field in fields(value) if hasattr(value, field.name)]
-    items = {name: _cast(getattr(value, name), dtype) for name in names}
-    changed = {name: item for name, item in items.items() if item is not getattr(value, name)}
+    changed = {}
+    for key, item in items:
+        new = _cast(item, dtype)
+        if new is not item:
+            changed[key] = new
     if not changed:
         return value
-    content = copy.copy(value)  # dataclasses.replace would need an __init__ that takes all fields
-    for name, item in changed.items():
-        object.__setattr__(content, name, item)  # it may be frozen
+    if isinstance(value, tuple):
+        parts = [changed.get(place, item) for place, item in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    content = copy.copy(value)  # with what else it has, such as the factory of a defaultdict
+    for key, item in changed.items():
+        if isinstance(value, (list, Mapping)):
+            content[key] = item
+        else:
+            object.__setattr__(content, key, item)  # a dataclass may be frozen
     return content
 
 

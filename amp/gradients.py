@@ -1,7 +1,6 @@
-"""Norms of gradients in FP32, and FP32 copies of half-precision gradients.
+"""The norm of gradients in FP32, and operations on tensors that may be sharded.
 
-FP16 holds neither the norm of scaled gradients (65504 is its largest number) nor small unscaled
-ones (2^-24 is its smallest), so both are in FP32 here.
+FP16 does not hold the norm of scaled gradients: 65504 is its largest number.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from torch.optim import Optimizer
 
 #: Added to the norm when gradients are clipped, as in torch.nn.utils.clip_grad_norm_.
 _EPS = 1e-6
-
-#: Whether this torch allows a gradient of another dtype than its parameter.
-ALLOWS_OTHER_DTYPES = hasattr(Tensor, "grad_dtype")
 
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
@@ -80,36 +76,6 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
     As in :func:`torch.nn.utils.clip_grad_norm_`.
     """
     return torch.clamp(max_norm / (norm + _EPS), max=1.0)
-
-
-class FullPrecisionGradients:
-    """FP32 copies in place of the FP16 gradients of an optimizer's parameters.
-
-    Attributes ``grad`` are replaced until :meth:`restore`, which puts back the very tensors that
-    were there: they may be views into a bucket of DDP.
-
-    Args:
-        optimizer: the optimizer, which takes FP32 gradients of FP16 parameters. Needs a torch with
-            :data:`ALLOWS_OTHER_DTYPES`.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._replaced: list[tuple[Tensor, Tensor, torch.dtype | None]] = []
-        for parameter in parameters_of(optimizer):
-            if parameter.grad is not None and parameter.grad.dtype == torch.float16:
-                was, dtype = parameter.grad, parameter.grad_dtype
-                parameter.grad_dtype = None  # any
-                parameter.grad = was.float()
-                self._replaced.append((parameter, was, dtype))
-
-    def restore(self) -> None:
-        """Put the gradients back, except where ``grad`` has been set to None."""
-        for parameter, was, dtype in self._replaced:
-            cleared = parameter.grad is None
-            parameter.grad = None  # the dtype can be set only without a gradient
-            parameter.grad_dtype = dtype
-            parameter.grad = None if cleared else was
-        self._replaced = []
 
 
 def is_sharded(tensor: Tensor) -> bool:

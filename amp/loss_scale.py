@@ -3,8 +3,8 @@
 Gradients too small for FP16 are lost unless the loss, and with it every gradient, is multiplied by
 a scale that is divided out before the update (Micikevicius et al. 2018, section 3.2). The scaling
 itself is torch.amp.GradScaler; this file adds static scales, clipping where gradients stay scaled,
-and several optimizers. How a dynamic scale changes is in :mod:`~largebatch.amp.growth`, the bound
-in :mod:`~largebatch.amp.skips`.
+several optimizers, and a dynamic scale that damaged images do not drain. The bound is in
+:mod:`~largebatch.amp.skips`.
 
 All that the device changes is in tensors that keep their addresses (the scale, its history, the
 counts), and what the host notes is complete at the end of a step. So a CUDA graph that was captured
@@ -15,25 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from . import gradients as gradients_module
-from .gradients import (
-    FullPrecisionGradients,
-    clip_factor,
-    gradients_of,
-    moved,
-    multiply_,
-    parameters_of,
-    total_norm,
-)
-from .growth import next_scale
+from .gradients import clip_factor, gradients_of, moved, multiply_, parameters_of, total_norm
 from .skips import SkippedSteps, refuse_capture
 
 #: Valid loss scales other than a number.
@@ -42,7 +32,6 @@ LOSS_SCALES = ("auto", "dynamic", "none")
 #: The scale that dynamic scaling starts from: torch.amp.GradScaler's default.
 INITIAL_LOSS_SCALE = 65536.0
 
-
 _LEAST, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -50,61 +39,21 @@ class GradientOverflowError(RuntimeError):
     """Raised when too many steps in a row were skipped because of non-finite gradients."""
 
 
+@dataclass
 class _Work:
     """What has been done to the gradients of an optimizer since its last step.
 
     Attributes:
+        passes: number of backward passes before it was done; another one makes it invalid.
         unscaled: whether they are divided by the loss scale.
-        copies: the FP32 copies that stand in for FP16 gradients.
         clipped_by: what they have been multiplied by in place, 0-d, to clip them.
         factor: what the optimizer multiplies them by in its step, 0-d, to clip them.
     """
 
-    def __init__(self) -> None:
-        self.unscaled = False
-        self.copies: FullPrecisionGradients | None = None
-        self.clipped_by: Tensor | None = None
-        self.factor: Tensor | None = None
-        self._noted: list[tuple[Tensor, int]] | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether the gradients are unscaled or clipped."""
-        return self.unscaled or self.factor is not None
-
-    @property
-    def noted(self) -> bool:
-        """Whether gradients are noted, so that they must not change."""
-        return self._noted is not None
-
-    def note(self, optimizer: Optimizer, *, again: bool = True) -> None:
-        """Note the gradients for :meth:`check`; without ``again`` only if they are not noted."""
-        if again or self._noted is None:
-            self._noted = [(g, g._version) for g in gradients_of(optimizer)]
-
-    def is_stale(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer has none of the noted gradients any more."""
-        now = {id(gradient) for gradient in gradients_of(optimizer)}
-        return self._noted is not None and not any(id(was) in now for was, _ in self._noted)
-
-    def changed(self, optimizer: Optimizer) -> bool:
-        """Whether gradients have changed since they were noted; False if they were not."""
-        if self._noted is None:
-            return False
-        now = gradients_of(optimizer)
-        return len(now) != len(self._noted) or not all(
-            g is was and g._version == version
-            for g, (was, version) in zip(now, self._noted, strict=True)
-        )
-
-    def check(self, optimizer: Optimizer) -> None:
-        """Raise RuntimeError if gradients have changed since they were noted."""
-        if self.changed(optimizer):
-            raise RuntimeError(
-                f"the gradients of {type(optimizer).__name__} have changed since they were "
-                "unscaled or clipped; valid: unscale and clip after the last backward pass, and "
-                "then precision.step, which skips an overflow itself"
-            )
+    passes: int
+    unscaled: bool = False
+    clipped_by: Tensor | None = None
+    factor: Tensor | None = None
 
 
 class LossScaler:
@@ -147,66 +96,42 @@ class LossScaler:
         scale = self._static or max(INITIAL_LOSS_SCALE, min_loss_scale)
         self._scaler = GradScaler(device_type, init_scale=scale, enabled=self.enabled)
         self.skipped_steps = SkippedSteps(max_skipped_steps)
-        self._has_backward = False  # since the last step
-        self._work: WeakKeyDictionary[Optimizer, _Work] = WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_work": None, "_has_backward": False}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _work=WeakKeyDictionary())
+        self._passes = self._passes_at_step = 0  # backward passes so far, and before the last step
+        self._work: dict[Optimizer, _Work] = {}
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return ``loss`` times the scale."""
         if self.enabled and self._scaler._get_scale_async() is None:
             refuse_capture(loss.device)
-        self._has_backward = True
-        for optimizer, work in list(self._work.items()):
-            if not self.enabled and work.changed(optimizer):
-                # The caller has left out a step, and cleared the gradients in place.
-                del self._work[optimizer]
-            elif work.begun:  # then this backward pass must not change its gradients
-                work.note(optimizer, again=False)
+        self._passes += 1
         return self._scaler.scale(loss)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide an optimizer's gradients by the scale in place, FP16 ones as FP32 copies.
+        """Divide an optimizer's gradients by the scale, in place.
 
         Raises:
             RuntimeError: they are unscaled already, or no backward pass has made them.
-            ValueError: they are in FP16, and the optimizer or torch takes no FP32 copies.
+            ValueError: they are in FP16.
         """
         if not self.enabled:
             return
         self._check_backward("unscale_")
-        work = self._work_on(optimizer)
+        work, gradients = self._work_on(optimizer), gradients_of(optimizer)
         name = type(optimizer).__name__
         if work.unscaled:
             raise RuntimeError(
                 f"the gradients of {name} are unscaled already; valid: unscale_ once, after the "
                 "last backward pass and before step"
             )
-        work.check(optimizer)
-        gradients = gradients_of(optimizer)
         if any(gradient.dtype == torch.float16 for gradient in gradients):
-            if not hasattr(optimizer, "master_weights"):
-                raise ValueError(
-                    f"{name} takes no FP32 gradients of FP16 parameters, and FP16 cannot hold "
-                    "unscaled gradients; valid: precision.clip_grad_norm_(optimizer, max_norm), "
-                    f"or MasterWeights({name}(...))"
-                )
-            if not gradients_module.ALLOWS_OTHER_DTYPES:
-                raise ValueError(
-                    f"torch {torch.__version__} allows no FP32 gradients of FP16 parameters, and "
-                    "FP16 cannot hold unscaled gradients; valid: "
-                    "precision.clip_grad_norm_(optimizer, max_norm)"
-                )
-            work.copies = FullPrecisionGradients(optimizer)
+            raise ValueError(
+                f"the gradients of {name} are in FP16, which cannot hold them unscaled; valid: "
+                "precision.clip_grad_norm_(optimizer, max_norm), or a copy: "
+                "p.grad.float() / precision.loss_scale_on_device"
+            )
         if gradients:
             self._scaler.unscale_(optimizer)
         work.unscaled = True
-        if work.noted:
-            work.note(optimizer)
 
     def clip_(self, optimizer: Optimizer, max_norm: float, norm_type: float) -> Tensor:
         """Clip an optimizer's unscaled gradients to a total norm, and return the norm before.
@@ -219,8 +144,7 @@ class LossScaler:
         """
         if self.enabled:
             self._check_backward("clip_grad_norm_")
-        work = self._work_on(optimizer)
-        work.check(optimizer)
+        work = self._work_on(optimizer, anew=not self.enabled)
         divides = divides_gradients(optimizer)
         if self.enabled and not divides and not work.unscaled:
             self.unscale_(optimizer)
@@ -234,8 +158,6 @@ class LossScaler:
             factor = clip_factor(norm, max_norm)
             multiply_(gradients, factor)
             work.clipped_by = factor if work.clipped_by is None else work.clipped_by * factor
-            if work.noted:
-                work.note(optimizer)
             return norm
         if self.enabled and not work.unscaled:
             scale = self._scaler._get_scale_async()
@@ -247,7 +169,6 @@ class LossScaler:
             return norm
         factor = clip_factor(norm, max_norm)
         work.factor = factor if work.factor is None else work.factor * factor
-        work.note(optimizer)
         return norm
 
     def step(self, optimizers: Sequence[Optimizer]) -> dict[Optimizer, Tensor]:
@@ -257,16 +178,14 @@ class LossScaler:
             Whether each optimizer that has gradients was skipped, 0-d, bool; empty without scaling.
 
         Raises:
-            RuntimeError: there has been no backward pass since the last step, or gradients have
-                changed since they were clipped.
+            RuntimeError: there has been no backward pass since the last step, or one after
+                gradients were unscaled or clipped.
         """
         if self.enabled and any(gradients_of(optimizer) for optimizer in optimizers):
             self._check_backward("step")
-        for optimizer in optimizers:
-            self._work_on(optimizer).check(optimizer)
+        works = {optimizer: self._work_on(optimizer) for optimizer in optimizers}
         skipped = {}
-        for optimizer in optimizers:
-            work = self._work_on(optimizer)
+        for optimizer, work in works.items():
             if work.factor is not None:
                 divisor = work.factor.reciprocal()
                 if self.enabled:  # GradScaler multiplies it by the loss scale
@@ -283,9 +202,7 @@ class LossScaler:
             finally:  # GradScaler leaves these behind if the step fails
                 for name in ("grad_scale", "found_inf"):
                     optimizer.__dict__.pop(name, None)
-            del self._work[optimizer]
-            if work.copies is not None:
-                work.copies.restore()
+                del self._work[optimizer]
             if scales:
                 found = list(self._scaler._found_inf_per_device(optimizer).values())
                 skipped[optimizer] = any_of([f.reshape(()) > 0 for f in found])
@@ -293,29 +210,41 @@ class LossScaler:
             overflow = any_of(list(skipped.values()))
             in_a_row = self.skipped_steps.in_a_row(overflow.device)
             self._scaler.update(
-                self._static or next_scale(self._scaler, overflow, in_a_row, self._least)
+                self._static or _next_scale(self._scaler, overflow, in_a_row, self._least)
             )
-            self._has_backward = False
+            self._passes_at_step = self._passes
         return skipped
 
     def before_replay(self) -> None:
         """Note that a CUDA graph is about to replay a backward pass."""
-        self._has_backward = True
+        self._passes += 1
 
     def _check_backward(self, call: str) -> None:
-        if not self._has_backward:
+        if self._passes == self._passes_at_step:
             raise RuntimeError(
                 f"{call}: no precision.backward since the last precision.step, which may have "
                 "changed the loss scale; valid: precision.backward(loss) first, and one "
                 "precision.step(a, b) for all optimizers of an iteration"
             )
 
-    def _work_on(self, optimizer: Optimizer) -> _Work:
-        work = self._work.setdefault(optimizer, _Work())
-        if not self.enabled and work.is_stale(optimizer):
-            # The caller has left out a step. With loss scaling that is refused by check(), because
-            # the scale would never follow an overflow.
-            work = self._work[optimizer] = _Work()
+    def _work_on(self, optimizer: Optimizer, *, anew: bool = False) -> _Work:
+        """Return what has been done to an optimizer's gradients since the last backward pass.
+
+        Args:
+            optimizer: the optimizer.
+            anew: forget what was done before a backward pass, since the caller left out a step.
+        """
+        work = self._work.get(optimizer)
+        done = work is not None and (work.unscaled or work.factor is not None)
+        if work is None or (work.passes != self._passes and (anew or not done)):
+            work = self._work[optimizer] = _Work(self._passes)
+        elif work.passes != self._passes:
+            raise RuntimeError(
+                "a backward pass has followed since the gradients of "
+                f"{type(optimizer).__name__} were unscaled or clipped; valid: unscale and clip "
+                "after the last backward pass, and then precision.step, which skips an overflow "
+                "itself, or precision.abandon()"
+            )
         return work
 
     @property
@@ -334,7 +263,7 @@ class LossScaler:
 
         It is meant for hooks of the optimizer's step. Reading it waits for the device.
         """
-        work = self._work_on(optimizer)
+        work = self._work[optimizer]
         # GradScaler has unscaled the gradients of optimizers that do not divide.
         scale = 1.0 if work.unscaled or not divides_gradients(optimizer) else self.value
         return scale if work.clipped_by is None else scale * float(work.clipped_by)
@@ -347,11 +276,8 @@ class LossScaler:
 
     def abandon(self) -> None:
         """Forget an iteration that has begun: backward passes, unscaling and clipping."""
-        for work in self._work.values():
-            if work.copies is not None:
-                work.copies.restore()
         self._work.clear()
-        self._has_backward = False
+        self._passes_at_step = self._passes
         if self.enabled:
             self._scaler._per_optimizer_states.clear()  # torch has no call for it
 
@@ -385,3 +311,43 @@ def divides_gradients(optimizer: Optimizer) -> bool:
     Such are LARS, MasterWeights and the fused optimizers of torch.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+@torch.no_grad()
+def _next_scale(scaler: GradScaler, overflow: Tensor, in_a_row: Tensor, least: float) -> Tensor:
+    """Return the scale after a step, and count the step in the scaler's growth tracker.
+
+    The scale is halved at an overflow and doubled after 2,000 good steps. But a damaged image
+    overflows at any scale: with torch's rule, one per epoch halves the scale each epoch until
+    gradients vanish without a message. So an overflow after a good step that comes although an
+    earlier such overflow has halved the scale doubles it again: halving has not helped. Overflows
+    of single batches so cost a factor of 2, and good steps are counted on across them (torch counts
+    anew, and would never grow). A scale that is too high overflows again in the next step, and then
+    falls as with torch.
+
+    The floor is apex.amp's ``min_loss_scale`` and fairseq's ``threshold_loss_scale``. Fairseq's
+    ``tolerance`` and DeepSpeed's ``hysteresis`` rather let some overflows pass; where large
+    gradients overflow now and then, they go on skipping those batches.
+
+    The host does not wait for the device.
+
+    Args:
+        scaler: has the scale and the tracker, which is the number n of good steps since the scale
+            last grew, or ``~n`` (negative) while an overflow after a good step has it halved.
+        overflow: whether the step was skipped, 0-d.
+        in_a_row: the number of steps that were skipped directly before it, 0-d.
+        least: the least scale.
+    """
+    scale, tracker = scaler._check_scale_growth_tracker("update")
+    alone = moved(in_a_row == 0, scale.device)
+    overflow = moved(overflow, scale.device)
+    halved = tracker < 0
+    good = torch.where(halved, ~tracker, tracker) + 1  # if this step is good
+    grows = torch.where(overflow, alone & halved, good >= scaler.get_growth_interval())
+    factor = torch.where(overflow, scaler.get_backoff_factor(), 1.0)
+    new = scale * torch.where(grows, scaler.get_growth_factor(), factor)
+    after_good = torch.where(grows, 0, torch.where(halved, ~good, good))
+    # An overflow of the first step at a scale says that this scale is too high.
+    after_overflow = torch.where(alone & (tracker != 0), ~tracker, tracker)
+    tracker.copy_(torch.where(overflow, after_overflow, after_good))
+    return torch.where(new.isfinite(), new, scale).clamp_(min=least)

@@ -37,10 +37,7 @@ class MasterWeights(Optimizer):
 
     After a step each parameter is its master, rounded. Where it is not when the next step begins,
     because weights were loaded or edited, the master takes the parameter's values over, with a
-    warning. (A step does not see edits through ``.data``: call :meth:`reset_masters`.)
-
-    Where the wrapped optimizer makes state at construction, as torch's Adagrad does, it becomes the
-    state of the masters, in FP32.
+    warning. (A step does not see edits through ``.data``: call :func:`reset_masters`.)
 
     Works with :class:`torch.amp.GradScaler`: a step with an overflow changes nothing. The host
     reads the overflow flag, as torch does for optimizers that are not fused. (Fused optimizers
@@ -48,7 +45,7 @@ class MasterWeights(Optimizer):
     written if its first step overflows.)
 
     Raises:
-        ValueError: the optimizer has state of steps that it has made.
+        ValueError: the optimizer has state, which is of the parameters, not of masters.
 
     Example::
 
@@ -62,19 +59,14 @@ class MasterWeights(Optimizer):
     master_weights = True
 
     def __init__(self, optimizer: Optimizer) -> None:
-        if not all(_is_initial(state) for state in optimizer.state.values()):
+        made = {key for state in optimizer.state.values() for key in state}
+        if made:
             name = type(optimizer).__name__
-            made = {key for state in optimizer.state.values() for key in state}
             raise ValueError(
-                f"{name} has already stepped, and its state ({', '.join(sorted(made))}) is of the "
-                "parameters, not of masters; valid: wrap it in MasterWeights before its first "
-                f"step, and load the state dict of a {name} that has stepped"
+                f"{name} already has state ({', '.join(sorted(made))}), of the parameters, not of "
+                "masters; valid: an optimizer that makes its state in its first step, wrapped in "
+                f"MasterWeights before that; load the state dict of a {name} that has stepped"
             )
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter in optimizer.state:
-                    state = optimizer.state[parameter]
-                    optimizer.state[parameter] = _in_fp32(state, parameter, group)
         self._inner = optimizer
         self._masters: dict[Tensor, Tensor] = {}
         self._written: dict[Tensor, tuple[Any, ...]] = {}
@@ -149,8 +141,7 @@ class MasterWeights(Optimizer):
             torch._foreach_copy_([local(p) for p, _ in halves], [local(m) for _, m in halves])
         if not traced:
             self._written = {parameter: _mark(parameter) for parameter in self._masters}
-        for parameter, master in self._masters.items():
-            self.state[parameter] = {"master": master}
+        self._show_masters()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,7 +159,7 @@ class MasterWeights(Optimizer):
                     master = current(parameter, self._masters[parameter])
                     state = content["state"].setdefault(index, {})
                     content["state"][index] = {**state, "master": master}
-            return {**content, "param_groups": _plain(content["param_groups"])}
+            return content
 
         handle = self.register_state_dict_post_hook(packed, prepend=True)
         try:
@@ -194,9 +185,7 @@ class MasterWeights(Optimizer):
 
         def finish(_: Optimizer) -> None:
             self._take_over_options()
-            if self._inner.state:
-                for parameter, master in self._masters.items():
-                    self.state[parameter] = {"master": master}
+            self._show_masters()
 
         # After the user's pre-hooks and before the user's post-hooks.
         before = self.register_load_state_dict_pre_hook(load)
@@ -224,12 +213,6 @@ class MasterWeights(Optimizer):
                 given = value if isinstance(value, Tensor) else parameter
                 local(self._masters[parameter]).copy_(local(given))
 
-    @torch.no_grad()
-    def reset_masters(self) -> None:
-        """Set the masters to the values of the parameters, in place; momentum stays as it is."""
-        for parameter, master in self._masters.items():
-            local(master).copy_(local(parameter))
-
     def _take_over(self) -> None:
         """Set masters to parameters that something else has changed since the last step."""
         differs = torch.zeros((), dtype=torch.bool)
@@ -253,11 +236,14 @@ class MasterWeights(Optimizer):
         """Make the masters that do not exist yet."""
         for parameter in parameters_of(self):
             if parameter.dtype in _HALF and parameter not in self._masters:
-                master = self._masters[parameter] = parameter.detach().to(torch.float32)
+                self._masters[parameter] = parameter.detach().to(torch.float32)
                 self._written[parameter] = _mark(parameter)
-                if parameter in self._inner.state:  # made at construction
-                    self._inner.state[master] = self._inner.state.pop(parameter)
         self._substitute()
+
+    def _show_masters(self) -> None:
+        """Put the masters into the state, where :func:`current_master` and others find them."""
+        for parameter, master in self._masters.items():
+            self.state[parameter] = {"master": master}
 
     def _substitute(self) -> None:
         """Replace half-precision parameters by their masters in the wrapped optimizer."""
@@ -289,33 +275,11 @@ def reset_masters(optimizer: Optimizer) -> None:
             keeps a parameter's master in ``state[parameter]["master"]``. Where there are no masters
             nothing happens.
     """
-    if isinstance(optimizer, MasterWeights):
-        optimizer.reset_masters()
-        return
     with torch.no_grad():
         for parameter in parameters_of(optimizer):
             master = optimizer.state.get(parameter, {}).get("master")
             if master is not None:
                 local(master).copy_(local(parameter))
-
-
-def _is_initial(state: dict[str, Any]) -> bool:
-    """Whether an optimizer made the state of a parameter at construction: of step 0."""
-    return "step" in state and float(state["step"]) == 0
-
-
-def _in_fp32(state: dict[str, Any], parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-    """Return the initial state of a half-precision parameter as that of an FP32 one."""
-    if parameter.dtype not in _HALF:
-        return state
-    content = {
-        key: value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
-        for key, value in state.items()
-    }
-    if isinstance(content.get("sum"), Tensor) and "initial_accumulator_value" in group:
-        # Of Adagrad, rounded to half precision.
-        content["sum"] = torch.full_like(content["sum"], group["initial_accumulator_value"])
-    return content
 
 
 def full_precision_state_dict(
@@ -379,12 +343,3 @@ def _mark(parameter: Tensor) -> tuple[Any, ...]:
     """Return what tells that a parameter was written: counters, address and dtype."""
     part = local(parameter)  # with a counter of its own
     return parameter._version, part._version, part.data_ptr(), part.dtype
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy's numbers and arrays as Python's, which ``torch.load`` reads, also nested."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
-    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, Tensor) else value

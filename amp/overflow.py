@@ -4,62 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from .convert import is_norm
 
 _MOST_NAMES = 3
 
 
-def affected(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> str:
+def affected(models: Sequence[nn.Module]) -> str:
     """Say where gradients are not finite now, in the order of backward, and in which norm layers.
 
     Args:
-        models: the models; without any, parameters have the names that the optimizers know.
-        optimizers: the optimizers of the parameters.
+        models: the models that the precision has converted.
     """
-    if models:
-        named = [pair for model in models for pair in model.named_parameters()]
-    else:
-        named = [
-            (names[j] if names else f"group{i}.{j}", parameter)
-            for optimizer in optimizers
-            for i, group in enumerate(optimizer.param_groups)
-            for names in [group.get("param_names")]
-            for j, parameter in enumerate(group["params"])
-        ]
-    if not any(parameter.grad is not None for _, parameter in named):
+    if not models:
+        return "no layer can be named without precision.convert(model)"
+    gradients = [
+        (name, parameter.grad)
+        for model in models
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    ]
+    if not gradients:
         return "they have been cleared, so that no layer can be named"
-    names = _non_finite(named)[::-1]
+    names = [name for name, gradient in reversed(gradients) if not gradient.isfinite().all()]
     if not names:
         return "those that there are now are finite"
     text = f"affected, from the loss backwards: {_first(names)}"
-    forward = [name for model in models for name in _non_finite_statistics(model)]
-    if forward:
-        text += f"; the forward pass overflowed, from the input on: {_first(forward)}"
-    return text
-
-
-def _non_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """Return the names of the parameters whose gradient is not finite, in the given order."""
-    return [
+    statistics = [
         name
-        for name, parameter in named
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
-    ]
-
-
-def _non_finite_statistics(model: nn.Module) -> list[str]:
-    """Return the names of the norm layers with buffers that are not finite, from the input on."""
-    return [
-        name
+        for model in models
         for name, module in model.named_modules()
-        if module._buffers
-        and is_norm(module)
-        and not all(bool(buffer.isfinite().all()) for buffer in module.buffers(recurse=False))
+        if is_norm(module) and not all(b.isfinite().all() for b in module.buffers(recurse=False))
     ]
+    if statistics:
+        text += f"; the forward pass overflowed, from the input on: {_first(statistics)}"
+    return text
 
 
 def _first(names: Sequence[str]) -> str:

@@ -6,10 +6,12 @@ Follows Micikevicius et al. 2018 (arXiv 1710.03740) and Jia et al. 2018 (arXiv 1
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,8 @@ from torch.optim import Optimizer
 
 from .convert import convert
 from .forms import PRECISIONS, precision_name
-from .forward import ForwardContext
 from .gradients import is_sharded, parameters_of
-from .loss_scale import GradientOverflowError, LossScaler, any_of
+from .loss_scale import GradientOverflowError, LossScaler, any_of, divides_gradients
 from .overflow import affected
 from .statistics import Statistics
 
@@ -64,9 +65,6 @@ class Precision:
             precision.step(optimizer)
             optimizer.zero_grad()
 
-    Weights that are loaded into the model later reach the masters in the next step; after an edit
-    through ``parameter.data`` call :func:`~largebatch.amp.reset_masters`.
-
     A CUDA graph may contain an iteration from its first :meth:`forward` to :meth:`step`, if the
     optimizer's step can be captured and, with a loss scale, divides by it itself (as LARS does). It
     then scales, skips, counts and puts statistics back in each replay as in eager steps; call
@@ -96,69 +94,59 @@ class Precision:
             loss_scale = "dynamic" if self.form.compute == torch.float16 else "none"
         self._scaler = LossScaler(loss_scale, device_type, max_skipped_steps, min_loss_scale)
         self._statistics = Statistics()
-        self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._checked: WeakSet[Optimizer] = WeakSet()
+        bounds = {"max_skipped_steps": max_skipped_steps, "min_loss_scale": min_loss_scale}
+        self._again = partial(type(self), name, device_type, loss_scale=loss_scale, **bounds)  # type: ignore[arg-type]
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Models come back by their hooks; a reference would copy them along.
-        return {key: value for key, value in self.__dict__.items() if key != "_checked"}
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy or pickle has the loss scale and the counts, but no models: it converts its own.
+        return self._again, (), self.state_dict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _checked=weakref.WeakSet())
+        self.load_state_dict(state)
 
-    def convert(self, model: nn.Module, *, put_back: Sequence[str] = ()) -> nn.Module:
+    def convert(self, model: nn.Module) -> nn.Module:
         """Cast ``model`` in place to the dtypes of this precision, and return it.
 
         Call this before wrapping the model in DDP and before torch.compile, in every precision.
         With the other precisions than ``*-master`` and ``fp16-pure`` the model does not change.
         With these it then takes inputs of any floating dtype and returns FP32, also inside lists,
-        tuples, mappings and dataclasses:
-
-        - Norm layers stay in FP32, and so do buffers with a finite value that the half precision
-          cannot hold (in FP16, beyond 65504). FP64 buffers stay in FP64.
-        - Every layer with parameters casts its inputs to their dtype. So methods that are called
-          directly, such as ``forward_features`` of timm's models, take FP32 inputs too; their
-          outputs are not cast.
-        - After ``model.float()`` the model computes in FP32, and may be converted again; so may a
-          copy, a part or a reloaded pickle, whose new layers are then cast.
+        tuples, mappings and dataclasses; norm layers stay in FP32, and so do buffers with a finite
+        value that the half precision cannot hold (in FP16, beyond 65504). FP64 buffers stay in
+        FP64. Every layer with parameters casts its inputs to their dtype, so methods that are
+        called directly, such as ``forward_features`` of timm's models, take FP32 inputs too; their
+        outputs are not cast. After ``model.float()`` the model computes in FP32, and may be
+        converted again; so may a copy, a part or a reloaded pickle, whose new layers are then cast.
 
         The precision remembers the model (by a weak reference), to name its layers in errors and to
-        put back running statistics in a skipped iteration: buffers of at most a million elements
-        of all modules in training mode that have a floating-point one. Several models may be
-        converted by one precision. Copies and pickles of a model, whole or in part, need no call
-        of their own, unless they are compiled or only run without gradients.
+        put back running statistics in a skipped iteration: all buffers of each module in training
+        mode that has a floating-point one. Several models may be converted by one precision. A copy
+        or pickle of a model is another model, to be converted too.
 
         Args:
             model: the model.
-            put_back: names of larger buffers that a skipped iteration puts back too, such as a
-                queue of features and its pointer.
 
         Raises:
-            ValueError: the model is in the other half precision, has no such buffer, or has a
-                parameter in FP64 or with a finite value that half precision cannot hold. Nothing
-                has been changed then.
+            ValueError: the model is in the other half precision, or has a parameter in FP64 or with
+                a finite value that half precision cannot hold. Nothing has been changed then.
         """
-        unknown = sorted({*put_back} - {name for name, _ in model.named_buffers()})
-        if unknown:
-            raise ValueError(f"put_back: no buffer {unknown[0]!r}; valid: names of named_buffers()")
         if self.form.casts_parameters:
             convert(model, self.form.parameters)
-        self._statistics.watch(model, hooks=self.scales, named=put_back)
+        self._statistics.watch(model)
         return model
 
-    def forward(self) -> ForwardContext:
+    @contextmanager
+    def forward(self) -> Iterator[None]:
         """Return the context for the forward pass and the loss, or decorator of what computes it.
 
-        The pass begins where it is entered: a decorated function begins one in each call.
+        A context is entered once. A decorated function begins a forward pass in each call.
         """
-        if torch.compiler.is_compiling():  # which traces torch's own contexts only
-            return self._begin_forward()  # type: ignore[return-value]
-        return ForwardContext(self._begin_forward)
-
-    def _begin_forward(self) -> AbstractContextManager[Any]:
         self._remember()
         if self.form.casts_parameters or self.form.compute == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device_type, self.form.compute)
+            yield
+        else:
+            with torch.autocast(self.device_type, self.form.compute):
+                yield
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Accumulate the gradients of ``loss`` (0-d), multiplied by the loss scale, if any.
@@ -175,17 +163,13 @@ class Precision:
         Call it after the last backward pass of an iteration, and :meth:`step` afterwards. Without
         loss scaling there is nothing to do. The host does not wait for the device.
 
-        FP32 and BF16 gradients are divided in place. FP16 cannot hold small unscaled gradients, so
-        FP32 copies take the place of FP16 gradients in ``parameter.grad`` until :meth:`step`, which
-        puts the scaled FP16 gradients back. This needs an optimizer with FP32 arithmetic (LARS or
-        :class:`MasterWeights`) and a torch with ``Tensor.grad_dtype``, which is afterwards set to
-        FP16 as before. torch cannot unset it: to train on after ``model.float()``, set it to FP32.
+        FP16 gradients are refused, since FP16 cannot hold small unscaled ones: read a copy,
+        ``p.grad.float() / precision.loss_scale_on_device``, or use :meth:`clip_grad_norm_`.
 
         Raises:
             RuntimeError: the gradients are unscaled already, or there has been no backward pass
                 since the last step.
-            ValueError: the gradients are in FP16, and the optimizer or torch takes no FP32 copies;
-                :meth:`clip_grad_norm_` works nevertheless.
+            ValueError: the gradients are in FP16.
         """
         self._check(optimizer)
         self._scaler.unscale_(optimizer)
@@ -200,9 +184,8 @@ class Precision:
         :meth:`unscale_`, or twice. An overflow still skips the step.
 
         Gradients of LARS, :class:`MasterWeights` and torch's fused optimizers stay as they are: the
-        optimizer multiplies them by the clip factor in its step, in FP32. (torch's fused optimizers
-        then write the result into the gradients.) Those of other optimizers are unscaled and
-        clipped in place.
+        optimizer multiplies them by the clip factor in its step, in FP32. Those of other optimizers
+        are unscaled and clipped in place.
 
         Args:
             optimizer: the optimizer whose gradients are clipped, all parameter groups together.
@@ -215,11 +198,10 @@ class Precision:
             and the call is a collective. After an overflow it is not finite.
 
         Raises:
-            RuntimeError: there has been no backward pass since the last step, or the gradients have
-                changed since they were clipped before.
+            RuntimeError: there has been no backward pass since the last step, or one after the
+                gradients were unscaled or clipped.
             ValueError: ``max_norm`` or ``norm_type`` is out of range, or infinity with sharded
-                parameters, or loss scaling does not work
-                with this optimizer (see :meth:`step`).
+                parameters, or loss scaling does not work with this optimizer (see :meth:`step`).
         """
         for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
             if not value > 0:
@@ -247,11 +229,10 @@ class Precision:
                 message names the parameters where the overflow begins, and the norm layers whose
                 statistics are not finite if the forward pass overflowed.
             RuntimeError: loss scaling is on and there has been no :meth:`backward` since the last
-                step, or the gradients have changed since they were clipped. Nothing has been
-                changed then.
+                step, or one after gradients were unscaled or clipped.
             ValueError: there is no optimizer, or one is given twice; the precision needs master
                 weights and an optimizer has none; the model has not been converted; or an optimizer
-                cannot unscale FP16 gradients. Nothing has been changed then.
+                cannot unscale FP16 gradients. After either of these two nothing has been changed.
         """
         if not optimizers or len(set(optimizers)) < len(optimizers):
             raise ValueError(
@@ -260,12 +241,11 @@ class Precision:
         for optimizer in optimizers:
             self._check(optimizer)
         skipped = self._scaler.step(optimizers)
-        too_many = 0
-        if skipped:
-            too_many = self._scaler.skipped_steps.count(any_of(list(skipped.values())))
+        flags = list(skipped.values())
+        too_many = self._scaler.skipped_steps.count(any_of(flags)) if flags else 0
         # Names first: statistics are put back to finite ones.
-        error = self._too_many(too_many, optimizers) if too_many else None
-        self._statistics.end(optimizers, lambda model: _skips(model, skipped))
+        error = self._too_many(too_many) if too_many else None
+        self._statistics.end(lambda model: _skips(model, skipped))
         if error is not None:
             raise error
 
@@ -278,7 +258,7 @@ class Precision:
         """
         too_many = self._scaler.skipped_steps.too_many()
         if too_many:
-            raise self._too_many(too_many, list(self._checked))
+            raise self._too_many(too_many)
 
     def before_replay(self) -> None:
         """Do what :meth:`forward` and :meth:`backward` do on the host, which no replay repeats.
@@ -289,16 +269,13 @@ class Precision:
         self._remember()
         self._scaler.before_replay()
 
-    def abandon(self, *, put_back: bool = True) -> None:
+    def abandon(self) -> None:
         """Abandon an iteration that has begun, such as a bad batch; no :meth:`step` will follow.
 
-        The loss scale stays as it is. Clear the gradients too.
-
-        Args:
-            put_back: with a loss scale, put back the running statistics that the forward pass has
-                changed, as a skipped step does; False leaves them as they are.
+        The loss scale stays as it is. With a loss scale, running statistics that the forward pass
+        has changed are put back, as in a skipped step. Clear the gradients too.
         """
-        self._statistics.end((), lambda _: put_back or None)
+        self._statistics.end(lambda _: torch.ones((), dtype=torch.bool))
         self._scaler.abandon()
 
     @property
@@ -333,7 +310,7 @@ class Precision:
 
         An iteration that has begun is abandoned: call this after loading the model.
         """
-        self._statistics.end((), lambda _: None)
+        self._statistics.end(lambda _: None)
         self._scaler.load_state_dict(state)
 
     def _check(self, optimizer: Optimizer) -> None:
@@ -355,8 +332,7 @@ class Precision:
                 f"{self.name} needs half-precision parameters, and the optimizer has none; "
                 "call precision.convert(model)"
             )
-        unscales = getattr(optimizer, "_step_supports_amp_scaling", False)
-        if self.scales and torch.float16 in dtypes and not unscales:
+        if self.scales and torch.float16 in dtypes and not divides_gradients(optimizer):
             raise ValueError(
                 f"{name} cannot unscale FP16 gradients; valid: LARS, MasterWeights({name}(...)), "
                 "or loss_scale='none'"
@@ -367,10 +343,10 @@ class Precision:
         if self.scales:
             self._statistics.remember()
 
-    def _too_many(self, steps: int, optimizers: Sequence[Optimizer]) -> GradientOverflowError:
+    def _too_many(self, steps: int) -> GradientOverflowError:
         return GradientOverflowError(
             f"{steps} steps in a row were skipped: gradients are not finite at loss scale "
-            f"{self.loss_scale:g}; {affected(self._statistics.models, optimizers)}"
+            f"{self.loss_scale:g}; {affected(self._statistics.models)}"
         )
 
 
@@ -383,3 +359,41 @@ def _skips(model: nn.Module, skipped: dict[Optimizer, Tensor]) -> Tensor | None:
         if any(id(parameter) in own for parameter in parameters_of(optimizer))
     ] or list(skipped.values())
     return any_of(flags) if flags else None
+
+
+def fastest(
+    run: Callable[[Precision], None],
+    candidates: Sequence[str] = ("bf16", "fp32"),
+    *,
+    device_type: str = "cpu",
+    repeats: int = 3,
+) -> dict[str, float]:
+    """Time ``run`` in each precision, interleaved, and return the shortest time of each.
+
+    It depends on the processor: BF16 doubles the speed of a CPU with AMX or AVX512-BF16 and slows
+    down one without.
+
+    Args:
+        run: does a forward and a backward pass in the precision that it is given. It is called
+            once per candidate to warm up, then ``repeats`` times per candidate, interleaved.
+        candidates: names for :class:`Precision`.
+        device_type: ``"cuda"`` or ``"cpu"``.
+        repeats: number of timed calls per candidate, at least 1.
+
+    Returns:
+        Shortest time in seconds by name, fastest first.
+
+    Raises:
+        ValueError: a candidate is unknown.
+    """
+    precisions = [Precision(name, device_type) for name in candidates]
+    seconds = {name: float("inf") for name in candidates}
+    for repeat in range(repeats + 1):
+        for precision in precisions:
+            start = time.perf_counter()
+            run(precision)
+            if device_type == "cuda":
+                torch.cuda.synchronize()
+            if repeat > 0:
+                seconds[precision.name] = min(seconds[precision.name], time.perf_counter() - start)
+    return dict(sorted(seconds.items(), key=lambda item: item[1]))

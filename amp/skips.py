@@ -6,12 +6,10 @@ host wait for the step; here a step reads a copy that was started many steps bef
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from .gradients import moved
 
 #: The fewest steps between the start of a copy and its reading. The device is hardly ever so many
 #: steps behind the host: it takes about a thousand kernels into its queue.
@@ -30,11 +28,9 @@ class SkippedSteps:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._delay = max(most, _LEAST_DELAY)
-        self._start = (0, 0)  # before the device is known
-        self._counts: Tensor | None = None  # int64: in a row now, in all, the longest run
-        self._copy: tuple[Tensor, torch.cuda.Event | None] | None = None
-        self._steps_to_reading = self._delay
+        self._delay = self._steps_to_reading = max(most, _LEAST_DELAY)
+        self._counts = torch.zeros(3, dtype=torch.int64)  # in a row now, in all, the longest run
+        self._copy: Callable[[], int] | None = None
 
     @torch.no_grad()
     def count(self, skipped: Tensor) -> int:
@@ -46,12 +42,10 @@ class SkippedSteps:
             more, as it was so many steps before; that is the same step on all ranks. In between,
             and during the capture of a CUDA graph, it is 0.
         """
-        in_a_row_now, in_all_now, longest = self._on(skipped.device).unbind()
-        assert self._counts is not None
-        skipped = moved(skipped, self._counts.device)
-        in_a_row_now.add_(1).mul_(skipped)
-        in_all_now.add_(skipped)
-        torch.maximum(longest, in_a_row_now, out=longest)
+        in_a_row, in_all, longest = self._on(skipped.device).unbind()
+        in_a_row.add_(1).mul_(skipped)
+        in_all.add_(skipped)
+        torch.maximum(longest, in_a_row, out=longest)
         if is_free_to_read(self._counts):
             return self.too_many()
         if is_capturing(self._counts.device):
@@ -59,9 +53,9 @@ class SkippedSteps:
         self._steps_to_reading -= 1
         if self._steps_to_reading > 0:
             return 0
-        found = self._finish_copy()
-        self._start_copy()
-        return self._if_too_many(found)
+        before, self._copy = self._copy, _copy_of(longest)
+        self._steps_to_reading = self._delay
+        return 0 if before is None else self._if_too_many(before())
 
     def in_a_row(self, device: torch.device) -> Tensor:
         """Return the number of steps skipped up to now in a row, 0-d; it will change in place.
@@ -72,64 +66,56 @@ class SkippedSteps:
         return self._on(device)[0]
 
     def _on(self, device: torch.device) -> Tensor:
-        if self._counts is None:
+        if self._counts.device != device:
             refuse_capture(device)
-            in_a_row, in_all = self._start
-            self._counts = torch.tensor([in_a_row, in_all, in_a_row]).to(device)
+            self._counts = self._counts.to(device)
         return self._counts
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_start": tuple(self.state()), "_counts": None, "_copy": None}
 
     def too_many(self) -> int:
         """Return the longest run of skipped steps if that is too many, else 0; waits."""
-        return 0 if self._counts is None else self._if_too_many(int(self._counts[2]))
+        return self._if_too_many(int(self._counts[2]))
 
     @property
     def in_all(self) -> int:
         """Number of steps skipped so far. Reading it waits for the device."""
-        return self._start[1] if self._counts is None else int(self._counts[1])
+        return int(self._counts[1])
 
     def state(self) -> list[int]:
         """Return the numbers of steps skipped in a row and in all; waits for the device."""
-        return list(self._start) if self._counts is None else self._counts.tolist()[:2]
+        return self._counts.tolist()[:2]
 
     def load(self, in_a_row: int, in_all: int) -> None:
         """Set the counts to what :meth:`state` returned."""
-        self._start = (in_a_row, in_all)
-        if self._counts is not None:  # in place: a CUDA graph counts in it
-            self._counts.copy_(torch.tensor([in_a_row, in_all, in_a_row]))
+        self._counts.copy_(torch.tensor([in_a_row, in_all, in_a_row]))
         self._copy, self._steps_to_reading = None, self._delay
 
     def _if_too_many(self, longest: int) -> int:
         if longest < self._most:
             return 0
-        assert self._counts is not None
         self._counts[2].zero_()  # whoever trains on is told of the next run
         self._copy = None
         return longest
 
-    def _start_copy(self) -> None:
-        """Begin to copy the counts to pinned memory, behind the work that is queued now."""
-        assert self._counts is not None
-        on_gpu = self._counts.device.type == "cuda"
-        copy = torch.empty(3, dtype=torch.int64, pin_memory=on_gpu)
-        copy.copy_(self._counts, non_blocking=True)
-        event = None
-        if on_gpu:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self._counts.device))
-        self._copy, self._steps_to_reading = (copy, event), self._delay
 
-    def _finish_copy(self) -> int:
-        """Return the longest run in the copy that was started last; 0 if there is none."""
-        if self._copy is None:
-            return 0
-        copy, event = self._copy
+def _copy_of(count: Tensor) -> Callable[[], int]:
+    """Begin to copy a count (0-d) to the host; return a function that waits for it and returns it.
+
+    The copy is queued behind the work that is queued now.
+    """
+    on_gpu = count.device.type == "cuda"
+    copy = torch.empty(1, dtype=count.dtype, pin_memory=on_gpu)
+    copy.copy_(count, non_blocking=True)
+    event = torch.cuda.Event() if on_gpu else None
+    if event is not None:
+        event.record(torch.cuda.current_stream(count.device))
+
+    def arrived() -> int:
         if event is not None:
             event.synchronize()  # long since done, unless the device is that far behind
-        longest: int = copy.tolist()[2]
-        return longest
+        (found,) = copy.tolist()
+        return int(found)
+
+    return arrived
 
 
 def is_free_to_read(tensor: Tensor) -> bool:

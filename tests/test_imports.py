@@ -28,13 +28,12 @@ ORDER = {
         "history noise range_test",
     ),
     "amp": (
-        "forms forward gradients",
+        "forms gradients",
         "loaded skips",
-        "growth",
         "convert loss_scale masters",
         "overflow statistics",
         "precision",
-        "fastest underflow",
+        "underflow",
     ),
     "comm": (
         "names failure nodes process_groups collectives fusion ranges",

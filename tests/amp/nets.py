@@ -55,6 +55,29 @@ def loss_of(precision, model, x, labels):
     return nn.functional.cross_entropy(logits.float(), labels)
 
 
+class Loop:
+    """A training loop whose loss or images can be made to overflow by a factor."""
+
+    def __init__(self, name, kind="lars", **options):
+        self.precision = Precision(name, **options)
+        own, self.x, self.labels = net_and_batch()
+        self.model = self.network = self.precision.convert(own)
+        self.optimizer = optimizer_for(self.precision, self.model, kind, lr=0.05)
+
+    def backward(self, loss=1.0, images=1.0):
+        own = loss_of(self.precision, self.network, self.x * images, self.labels)
+        self.precision.backward(own * loss)
+
+    def update(self):
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad()
+
+    def step(self, loss=1.0, images=1.0):
+        self.backward(loss, images)
+        self.update()
+        return self
+
+
 def train(name, steps=20, kind="lars", **options):
     """Train, and return the losses, the model, its optimizer and the precision."""
     model, x, labels = net_and_batch()

@@ -244,13 +244,10 @@ def test_after_training_in_fp32_no_master_of_before_comes_back(kind):
     assert torch.equal(run.net.weight, before)
 
 
-@kinds
-def test_the_report_counts_updates_from_the_parameters_values(kind):
-    run = Run(kind, torch.float16)
+def test_the_report_counts_updates_from_the_parameters_values():
+    run = Run("sgd", torch.float16)
     run.step()
     run.net.weight.data.mul_(1.5)
-    with torch.no_grad():
-        run.net.bias.mul_(1.5)
     run.stop()
     reset_masters(run.optimizer)
     run.net.load_state_dict({name: 2 * value for name, value in run.net.state_dict().items()})

@@ -4,7 +4,6 @@ import copy
 import pickle
 from collections import OrderedDict, UserDict, defaultdict
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from largebatch.amp import Precision
 from largebatch.amp.convert import convert, is_norm
 from tests.amp.nets import Net, net_and_batch
 
@@ -59,14 +57,6 @@ class Tagged(nn.Module):
         return {"sum": x.sum(), "all": [x, (x, index)]}
 
 
-def test_inputs_and_outputs_may_be_nested_and_integers_are_left_alone():
-    model = convert(Tagged(), torch.bfloat16)
-    index = torch.arange(3)
-    out = model({"x": torch.ones(2, 4)}, scale=torch.tensor(2.0), index=index)
-    assert out["sum"].dtype == out["all"][0].dtype == out["all"][1][0].dtype == torch.float32
-    assert out["all"][1][1] is index
-
-
 class WeightNormLinear(nn.Linear):
     pass
 
@@ -105,15 +95,6 @@ def test_norm_layers_stay_in_fp32_and_blocks_named_after_them_do_not():
         "2.bias": torch.float16,
     }
     model(torch.randn(2, 4)).sum().backward()
-
-
-@timm_models
-def test_converted_timm_models_run_forward_and_backward(name, args):
-    model = Precision("bf16-master").convert(timm.create_model(name, num_classes=4, **args))
-    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
-    assert all(p.grad is None or p.grad.dtype == p.dtype for p in model.parameters())
-    kinds = {p.dtype for p in model.parameters()}
-    assert kinds == {torch.bfloat16, torch.float32}
 
 
 def test_a_converted_model_can_be_copied_and_pickled():
@@ -167,12 +148,8 @@ def test_buffers_that_half_precision_cannot_hold_keep_their_dtype(dtype):
     }
     assert torch.equal(model.frequencies, buffers["frequencies"])
     assert all(b.isinf().sum() == buffers[n].isinf().sum() for n, b in model.named_buffers())
-
-
-def test_a_model_with_such_a_buffer_runs():
-    for mask in (torch.tensor([0.0, -1e9, 0.0, 0.0]), torch.zeros(4, dtype=torch.float64)):
-        model = convert(Buffers(mask=mask), torch.float16)
-        assert model(torch.ones(2, 4)).dtype == torch.float32
+    model = convert(Buffers(mask=buffers["mask"], frequencies=buffers["frequencies"]), dtype)
+    assert model(torch.ones(2, 4)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -216,7 +193,10 @@ class Named(NamedTuple):
 
 
 class Doubled(list):
-    pass
+    """A list with an ``__init__`` of its own."""
+
+    def __init__(self, *items):
+        super().__init__(items)
 
 
 def output_of(kind, x):
@@ -234,8 +214,7 @@ def output_of(kind, x):
         "named tuple": lambda: Named(x, 1),
         "OrderedDict": lambda: OrderedDict(logits=x, loss=None),
         "UserDict": lambda: UserDict(logits=x),
-        "proxy": lambda: MappingProxyType({"logits": x}),
-        "list": lambda: Doubled([x, {"x": (x,)}]),
+        "list": lambda: Doubled(x, {"x": (x,)}),
         "dict": lambda: {"logits": x},
     }[kind]()
 
@@ -266,9 +245,11 @@ class Echo(nn.Module):
 
 @pytest.mark.parametrize(
     "kind",
-    ["dataclass", "defaultdict", "ModelOutput", "frozen", "named tuple", "OrderedDict", "UserDict",
-     "proxy", "list", "dict"],
-)  # fmt: skip
+    [
+        *("dataclass", "defaultdict", "ModelOutput", "frozen", "named tuple", "OrderedDict"),
+        *("UserDict", "list", "dict"),
+    ],
+)
 def test_inputs_and_outputs_of_every_container_are_cast(kind):
     model = convert(Echo(kind), torch.float16)
     given = output_of(kind, torch.ones(2, 4))
@@ -294,8 +275,10 @@ def test_containers_without_floating_point_tensors_are_passed_on_as_they_are():
     assert out["all"][1][1][1] is index
 
 
-@pytest.mark.parametrize("cast", ["float", "bfloat16", "half", "double"])
-@pytest.mark.parametrize("kind", ["net", "test_vit", "test_convnext"])
+@pytest.mark.parametrize(
+    ("kind", "cast"),
+    [("net", "float"), ("net", "bfloat16"), ("test_vit", "half"), ("test_convnext", "double")],
+)
 def test_a_converted_model_that_is_cast_works_in_its_new_dtype(kind, cast):
     net, x, _ = net_and_batch(4)
     if kind != "net":
@@ -343,22 +326,3 @@ def test_parts_of_timm_models_take_fp32_inputs(name, args):
         head = model.forward_head(features)
     for value, theirs in zip((ours, *again, head), (features, *expected, expected[0]), strict=True):
         torch.testing.assert_close(value.float(), theirs, rtol=0.1, atol=0.1)
-
-
-def test_a_list_with_an_init_of_its_own_is_cast_by_element():
-    class Pair(list):
-        def __init__(self, *items):
-            super().__init__(items)
-
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
-
-        def forward(self, x):
-            y = self.layer(x)
-            return Pair(y, y)
-
-    output = convert(Twice(), torch.bfloat16)(torch.ones(1, 2))
-    assert type(output) is Pair
-    assert [y.dtype for y in output] == [torch.float32] * 2

@@ -12,8 +12,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, GradientOverflowError, Precision
-from largebatch.amp.statistics import Statistics
-from tests.amp.nets import loss_of, net_and_batch, optimizer_for
+from tests.amp.nets import Loop
 from tests.ranks import run_ranks
 
 FP16 = [name for name, form in PRECISIONS.items() if form.compute == torch.float16]
@@ -21,51 +20,31 @@ KINDS = [(name, kind) for name in FP16 for kind in ("lars", "sgd") if (name, kin
     "fp16-pure", "sgd")]  # torch's SGD does not unscale FP16 gradients # fmt: skip
 
 
-class Loop:
-    """A training loop whose loss can be made to overflow."""
-
-    def __init__(self, name, kind="lars", model=None, **options):
-        self.precision = Precision(name, **options)
-        own, self.x, self.labels = net_and_batch()
-        self.model = self.precision.convert(model or own)
-        self.optimizer = optimizer_for(self.precision, self.model, kind, lr=0.05)
-        self.network = self.model
-
-    def backward(self, factor=1.0):
-        loss = loss_of(self.precision, self.network, self.x, self.labels)
-        self.precision.backward(loss * factor)
-
-    def step(self, factor=1.0):
-        self.backward(factor)
-        self.precision.step(self.optimizer)
-        self.optimizer.zero_grad()
-        return self
-
-    def state(self):
-        """Return everything that a step changes except the loss scale and batch statistics."""
-        tensors = [p.detach().clone() for p in self.model.parameters()]
-        for state in self.optimizer.state_dict()["state"].values():
-            tensors += [v.clone() for v in state.values() if isinstance(v, torch.Tensor)]
-        return tensors
+def state_of(loop):
+    """Return everything that a step changes except the loss scale and batch statistics."""
+    tensors = [p.detach().clone() for p in loop.model.parameters()]
+    for state in loop.optimizer.state_dict()["state"].values():
+        tensors += [v.clone() for v in state.values() if isinstance(v, torch.Tensor)]
+    return tensors
 
 
 def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.parametrize("scale", ["dynamic", 256.0, 1000])
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_an_overflow_skips_the_step_and_halves_the_scale(name, kind):
-    loop = Loop(name, kind, loss_scale="dynamic").step()
-    assert loop.precision.loss_scale == INITIAL_LOSS_SCALE
-    before = loop.state()
-    loop.step(factor=1e30)
-    assert same(before, loop.state())
-    assert loop.precision.loss_scale == INITIAL_LOSS_SCALE / 2
-    assert loop.precision.skipped_steps == 1
+def test_an_overflow_skips_the_step_and_halves_a_dynamic_scale(name, kind, scale):
+    loop = Loop(name, kind, loss_scale=scale).step()
+    first = INITIAL_LOSS_SCALE if scale == "dynamic" else scale
+    assert loop.precision.loss_scale == first
+    before = state_of(loop)
+    loop.step(1e30)
+    assert same(before, state_of(loop))
     loop.step()
-    assert loop.precision.loss_scale == INITIAL_LOSS_SCALE / 2
+    assert not same(before, state_of(loop))
+    assert loop.precision.loss_scale == (first / 2 if scale == "dynamic" else first)
     assert loop.precision.skipped_steps == 1
-    assert not same(before, loop.state())
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
@@ -76,20 +55,8 @@ def test_an_overflow_in_the_first_step_changes_only_the_scale(name, kind):
         loop.step().step()
     theirs = without.precision
     assert with_overflow.precision.loss_scale == theirs.loss_scale / 2
-    for a, b in zip(with_overflow.state(), without.state(), strict=True):
+    for a, b in zip(state_of(with_overflow), state_of(without), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
-
-
-@pytest.mark.parametrize("scale", [128, 256.0, 1000])
-@pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_a_static_scale_is_constant_and_still_skips_overflows(name, kind, scale):
-    loop = Loop(name, kind, loss_scale=scale).step()
-    before = loop.state()
-    loop.step(1e30)
-    assert same(before, loop.state())
-    assert loop.step().precision.loss_scale == scale
-    assert loop.precision.skipped_steps == 1
-    assert not same(before, loop.state())
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
@@ -116,8 +83,7 @@ def test_a_scale_keeps_gradients_that_fp16_would_flush():
     assert kept.model.conv1.weight.grad.count_nonzero() > 100
 
 
-@pytest.mark.parametrize("most", [1, 2, 5])
-@pytest.mark.parametrize("good_before", [0, 1, 3, 7])
+@pytest.mark.parametrize(("most", "good_before"), [(1, 0), (2, 3), (5, 1)])
 def test_too_many_skipped_steps_in_a_row_raise_and_name_the_layers(most, good_before):
     loop = Loop("fp16-master", max_skipped_steps=most)
     for _ in range(good_before):
@@ -134,19 +100,6 @@ def test_too_many_skipped_steps_in_a_row_raise_and_name_the_layers(most, good_be
     assert "affected, from the loss backwards: fc.bias, fc.weight, norm3.bias and" in str(
         error.value
     )
-
-
-def test_the_error_names_the_layers_without_convert_too():
-    loop = Loop("fp16", max_skipped_steps=1)
-    loop.precision._statistics = Statistics()  # that knows of no model
-    with pytest.raises(GradientOverflowError, match=r"backwards: fc\.bias, fc\.weight"):
-        loop.step(1e30)
-    unnamed = Loop("fp16", max_skipped_steps=1)
-    unnamed.precision._statistics = Statistics()
-    for group in unnamed.optimizer.param_groups:
-        del group["param_names"]
-    with pytest.raises(GradientOverflowError, match=r"backwards: group0\.\d+"):
-        unnamed.step(1e30)
 
 
 def test_the_state_dict_has_the_scale_and_the_counts():
@@ -174,14 +127,8 @@ def test_the_state_dict_has_the_scale_and_the_counts():
         ({"loss_scale": "big"}, "loss_scale 'big' is not one of auto, dynamic, none or a positive"),
         ({"loss_scale": 0.0}, "loss_scale must be positive and finite, not 0.0"),
         ({"loss_scale": float("inf")}, "loss_scale must be positive and finite, not inf"),
-        (
-            {"loss_scale": 1e-50},
-            "loss_scale must be positive and finite, not 1e-50; valid: 1.2e-38",
-        ),
-        (
-            {"min_loss_scale": 0},
-            "min_loss_scale must be positive and finite, not 0; valid: 1.2e-38",
-        ),
+        ({"loss_scale": 1e-50}, "loss_scale must be positive and finite, not 1e-50; valid: 1.2e-3"),
+        ({"min_loss_scale": 0}, "min_loss_scale must be positive and finite, not 0"),
         ({"min_loss_scale": 1e39}, "min_loss_scale must be positive and finite, not 1e\\+39"),
         ({"max_skipped_steps": 0}, "max_skipped_steps must be at least 1, not 0"),
     ],
@@ -213,7 +160,7 @@ class Weight:
         return scale
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     limit=st.integers(5, 14).map(lambda power: 2.0**power),
     positions=st.lists(st.integers(0, 19), min_size=1, max_size=5),
@@ -282,18 +229,21 @@ def ddp_run(name, kind):
                     loop.backward(1e30 if bad else 0.1)
             else:
                 loop.backward(1e30 if bad else 0.1)
-        loop.precision.step(loop.optimizer)
-        loop.optimizer.zero_grad()
+        loop.update()
         seen.append((loop.precision.skipped_steps, loop.precision.loss_scale))
     return seen, [p.detach().clone() for p in loop.model.parameters()]
 
 
+def ddp_runs():
+    return [ddp_run(name, kind) for name, kind in KINDS]
+
+
 @pytest.mark.slow("starts two ranks")
-@pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows(name, kind):
-    (seen, weights), (others, their_weights) = run_ranks(2, ddp_run, name, kind)
-    assert seen == others
-    assert [skipped for skipped, _ in seen] == [0, 1, 1, 2, 3, 3]
-    assert [scale for _, scale in seen][-1] == INITIAL_LOSS_SCALE / 2
-    assert same(weights, their_weights)
-    assert all(torch.isfinite(w).all() for w in weights)
+def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows():
+    first, second = run_ranks(2, ddp_runs)
+    for (seen, weights), (others, their_weights) in zip(first, second, strict=True):
+        assert seen == others
+        assert [skipped for skipped, _ in seen] == [0, 1, 1, 2, 3, 3]
+        assert [scale for _, scale in seen][-1] == INITIAL_LOSS_SCALE / 2
+        assert same(weights, their_weights)
+        assert all(torch.isfinite(w).all() for w in weights)

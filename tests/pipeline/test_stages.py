@@ -38,8 +38,9 @@ def test_sizes_change_at_their_epochs_and_every_image_comes_once(photos, backend
     assert torch.equal(torch.cat(seen), order[: 9 * 12 + 48])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("stop", [1, 3, 4, 10])
+@pytest.mark.parametrize(
+    ("backend", "stop"), [*zip(BACKENDS, (3, 4, 10), strict=True), ("torchvision", 1)]
+)
 def test_a_loader_resumes_in_any_stage_bit_for_bit(photos, backend, stop):
     whole = [*loader(ImageFolder(photos), backend=backend)]
     first = loader(ImageFolder(photos), backend=backend)

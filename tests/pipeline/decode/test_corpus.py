@@ -73,8 +73,7 @@ BROKEN = ["PNG, RGB, 8 bits", "BMP, RGB", "WebP, lossy", "WebP, alpha", "GIF"]
 BROKEN += ["4:2:0, progressive True"]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("name", "share"), [*zip(BROKEN, [0.1, 0.5, 0.9] * 2, strict=True)])
 def test_a_truncated_file_of_any_format_is_named_among_others(name, share):
     whole = [content for content, _ in CORPUS.values()]
     broken = CORPUS[name][0]

@@ -18,7 +18,7 @@ from largebatch.pipeline.decode.batch import MemoryLayout, Request
 from largebatch.pipeline.decode.crops import Crop
 from largebatch.pipeline.decode.memory import BatchMemory
 from largebatch.pipeline.decode.normalise import Normalisation
-from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend, _Decoders, _numbers
+from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend, _Decoders
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.torchvision import TorchvisionBackend
 from tests.conftest import refused
@@ -135,13 +135,6 @@ def test_an_image_whose_header_states_another_size_is_named(photos, monkeypatch)
 
     monkeypatch.setattr(_Decoders, "region", smaller)
     refused(r"train/.*has another size than its header states", next, iter(loader))
-
-
-@pytest.mark.parametrize(
-    ("version", "numbers"), [("0.9.0.20", (0, 9)), ("1.0rc1", (1, 0)), ("0.10", (0, 10))]
-)
-def test_versions_are_compared_by_their_numbers(version, numbers):
-    assert _numbers(version) == numbers
 
 
 @given(

@@ -106,8 +106,9 @@ def test_only_images_that_cannot_be_decoded_are_remembered(root, kind, training,
         assert loader.left_out == len(remembered)
 
 
-@pytest.mark.parametrize("kind", ["folder", "shards"])
-@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    ("number", "kind"), [*zip(ERRNOS, ["folder", "shards"] * 3, strict=True)], ids=str
+)
 def test_an_error_that_lasts_is_not_called_the_image_s(root, monkeypatch, kind, number):
     monkeypatch.setattr(reader, "_WAITS", (0, 0))
     images = source(root, kind, "val")

@@ -1,4 +1,4 @@
-"""WebDataset shards: read as DALI and the webdataset package read them."""
+"""WebDataset shards: any tar is read, and faulty ones are named."""
 
 import gzip
 import json
@@ -9,11 +9,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from largebatch.pipeline import Shards
 from largebatch.pipeline.sources.shards import webdataset
 from tests.conftest import refused
 from tests.pipeline import formats
-from tests.pipeline.formats import read_with_largebatch, write_tar
+from tests.pipeline.formats import write_tar
 
 
 def scan(path):
@@ -22,16 +21,6 @@ def scan(path):
 
 def contents(path, entries):
     return [path.read_bytes()[e.offset : e.offset + e.length] for e in entries]
-
-
-def test_images_and_labels_are_those_of_the_webdataset_package(stored):
-    import webdataset as wds
-
-    source = Shards(stored / "webdataset", format="webdataset")
-    paths = [source.where(shard) for shard in range(3)]
-    samples = wds.WebDataset(paths, shardshuffle=False)
-    theirs = [(sample["jpeg"], float(sample["cls"])) for sample in samples]
-    assert read_with_largebatch(source) == theirs
 
 
 _KEYS = st.text(st.sampled_from("ab. /é"), min_size=1, max_size=120)
