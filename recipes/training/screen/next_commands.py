@@ -37,10 +37,10 @@ def next_commands(
     if status == "stopped":
         resumes = facts["checkpoint_step"] is not None
         return [resume_command(run), report] if resumes else [report]
-    if status == "diverged":  # find the rate at which training diverges
+    if status == "diverged":  # find a rate at which it trains
         one_machine = 1 < job.world_size == job.local_world_size
         processes = ["--nproc", str(job.world_size)] if one_machine else []
-        search = ["largebatch", "tune", "lr", recipe, "--range", *processes]
+        search = ["largebatch", "tune", "lr", recipe, *processes]
         return [report, shlex.join(search)]
     if status == "failed":
         return []

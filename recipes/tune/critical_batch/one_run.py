@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...ranks import Job
 from ...training.folder.outcome import column, metrics_of
-from ..runs import Outcome, measure
+from ..trial import Outcome, measure
 from .journal import Record
 from .runs import Base, Run
 

@@ -23,7 +23,7 @@ from ...schema.load import RECIPE, Loaded, dump, override
 from ...schema.recipe import Recipe
 from ...schema.sections import Ema, Resume, Schedule
 from ...training.data import build_sources
-from ..runs import held_out
+from ..trial import held_out
 
 #: Lengths of further runs of the smallest batch, in that of the target run: the slope of its loss.
 AROUND = (1 / 1.5, 1.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.metrics import METRICS
 from largebatch.recipes.tune.critical_batch import one_run
-from largebatch.recipes.tune.runs import Outcome, Reading
+from largebatch.recipes.tune.trial import Outcome, Reading
 from tests.recipes.runs import BASE
 
 SECONDS_PER_EPOCH = 2.0

@@ -11,7 +11,7 @@ from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.tune.critical_batch.branches import branch_overrides, trunk_overrides
 from largebatch.recipes.tune.critical_batch.estimate import Budget, estimate
 from largebatch.recipes.tune.critical_batch.runs import Base, Run
-from largebatch.recipes.tune.runs import measure
+from largebatch.recipes.tune.trial import measure
 from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import loaded
 

@@ -21,7 +21,7 @@ from largebatch.recipes.tune.critical_batch.report import (
     head,
     notes,
 )
-from largebatch.recipes.tune.runs import Outcome
+from largebatch.recipes.tune.trial import Outcome
 from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import IMAGES, Law, loaded
 

@@ -7,7 +7,7 @@ from largebatch.recipes.training.folder.metrics import METRICS
 from largebatch.recipes.tune.critical_batch import one_run
 from largebatch.recipes.tune.critical_batch.one_run import final_loss
 from largebatch.recipes.tune.critical_batch.runs import Base, Run
-from largebatch.recipes.tune.runs import measure
+from largebatch.recipes.tune.trial import measure
 from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import loaded
 

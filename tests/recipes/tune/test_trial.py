@@ -10,7 +10,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.tune.runs import held_out, measure
+from largebatch.recipes.tune.trial import held_out, measure
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB
 
