@@ -199,34 +199,29 @@ def draw(found: Found) -> Path:
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    known = [t for t in found.trials if t.top1 is not None]
 
-    def points(stage: str, *states: str) -> list[Tried]:
-        return [t for t in known if t.stage == stage and t.state in states]
+    def plot(trials: list[Tried], style: str, label: str, **look: Any) -> None:
+        places = [(t.settings["lr"], t.top1) for t in trials if t.top1 is not None]
+        axes.plot([x for x, _ in places], [y for _, y in places], style, label=label, **look)
 
-    def places(trials: list[Tried]) -> tuple[list[float], list[float]]:
-        return [t.settings["lr"] for t in trials], [t.top1 or 0.0 for t in trials]
-
-    if finished := points("coarse", "finished"):
-        colors = [t.settings["warmup"] for t in finished]
-        drawn = axes.scatter(*places(finished), c=colors, s=60, label="coarse trial")
-        figure.colorbar(drawn, ax=axes, label="warm-up (share of the run)")
-    stopped = points("coarse", "pruned", "out of time", "interrupted")
-    axes.plot(*places(stopped), "o", mfc="none", mec="tab:gray", label="stopped early")
-    for rate in [t.settings["lr"] for t in found.trials if t.state == "diverged"]:
-        axes.axvline(rate, color="tab:red", alpha=0.4, linewidth=1)
-    axes.plot([], [], color="tab:red", alpha=0.4, label="diverged")
-    line = sorted(points("fine", "finished"), key=lambda t: t.settings["lr"])
-    first = [t for t in line if not t.seed]
-    axes.plot(*places(first), "s-", color="black", label="fine trial: a line in the rate")
-    second = [t for t in line if t.seed]
-    axes.plot(*places(second), "s", mfc="none", mec="black", label="second seed")
-    best = places([found.best])
-    axes.plot(*best, "o", ms=18, mfc="none", mec="tab:orange", mew=2, label="best")
+    coarse = [t for t in found.trials if t.stage == "coarse"]
+    fine = sorted(
+        (t for t in found.trials if t.stage == "fine" and t.state == "finished"),
+        key=lambda t: t.settings["lr"],
+    )
+    plot([t for t in coarse if t.state == "finished"], "o", "coarse trial", color="tab:blue")
+    stopped = [t for t in coarse if t.state not in ("finished", "diverged")]
+    plot(stopped, "o", "stopped early", mfc="none", color="tab:gray")
+    plot([t for t in coarse if t.state == "diverged"], "x", "diverged", color="tab:red")
+    plot([t for t in fine if not t.seed], "s-", "fine trial", color="black")
+    plot([t for t in fine if t.seed], "s", "second seed", mfc="none", color="black")
+    plot([found.best], "o", "best", ms=18, mfc="none", mew=2, color="tab:orange")
     axes.set_xscale("log")
     axes.set_xlabel("peak learning rate")
     axes.set_ylabel("top-1 on held-out images (%)")
-    axes.set_title(f"{Path(found.recipe).stem}: {found.best.top1:.2f} % at {best[0][0]:g}")
+    axes.set_title(
+        f"{Path(found.recipe).stem}: {found.best.top1:.2f} % at {found.best.settings['lr']:g}"
+    )
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     path = found.folder / PICTURE

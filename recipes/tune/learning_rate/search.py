@@ -1,15 +1,12 @@
 """The search for a recipe's peak learning rate and warm-up, from coarse to fine.
 
 As in Jia et al. 2018 (arXiv 1807.11205, section 3.1: "coarse-to-fine tuning"), short trials find
-where good settings are, and longer ones decide among them. Optuna suggests the settings of coarse
-trials by its tree-structured Parzen estimator (Bergstra et al. 2011), stops those that are far
-behind the others, and keeps a journal, from which a search is resumed. Every trial is the recipe's
-own training, scored on training images that are held out.
+where good settings are, and longer ones decide among them. Every trial is the recipe's own
+training, scored on training images that are held out.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -18,17 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import optuna
-from optuna.distributions import FloatDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.trial import TrialState
+from typing import Any
 
 from ...errors import RecipeError
 from ...ranks import Job
-from ...schema.load import differences, load, with_defaults
-from ...schema.sections import Resume
+from ...schema.load import load
 from ...training.data import build_sources
 from ...training.folder.checkpoint import CHECKPOINTS
 from ...training.folder.lock import locked
@@ -40,21 +31,16 @@ from .line import WORST, Results, best_place, next_place, rate_at
 from .result import Found, State, Tried, best_of, line_of
 from .space import (
     Settings,
-    Space,
     first_settings,
     lowest_peak,
     own_settings,
-    rounded,
     space_of,
     trial_overrides,
 )
+from .study import Study
 
-JOURNAL = "journal.log"
 #: Held-out images are evaluated after each of these shares of a trial.
 EVALUATE_EVERY = 0.25
-#: A coarse trial is stopped from this part of its evaluations on if it is behind this percentage of
-#: those that finished. High rates are behind for a while and catch up when the rate falls.
-PRUNED_FROM, BEHIND, FEWEST_TO_PRUNE = 2, 80.0, 5
 #: Updates of the run that measures the time of a step.
 TIMED_UPDATES = 5
 
@@ -161,76 +147,32 @@ class _Search:
         load(self._recipe, self._overrides(self._first[-1], 1.0))
 
     def open(self, stack: ExitStack) -> None:
-        """Open the journal on rank 0, which alone may write into the folder from now on."""
+        """Open the study on rank 0, which alone may write into the folder from now on."""
         try:
             self._out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self._out, self._say))
-            optuna.logging.set_verbosity(optuna.logging.ERROR)
-            journal = str(self._out / JOURNAL)
-            backend = JournalFileBackend(journal, JournalFileOpenLock(journal))
-            storage = JournalStorage(backend)
-            self._studies = {
-                stage: optuna.create_study(
-                    study_name=stage,
-                    storage=storage,
-                    direction="maximize",
-                    pruner=optuna.pruners.PercentilePruner(
-                        BEHIND, n_startup_trials=FEWEST_TO_PRUNE, n_warmup_steps=PRUNED_FROM
-                    ),
-                    load_if_exists=True,
-                )
-                for stage in ("coarse", "fine")
-            }
+            self._study = Study(self._out, self._full, self._space, self._options.seed)
         except OSError as error:
             raise RecipeError(
                 f"--out: cannot write into {self._out}: {error.strerror}; valid: another folder"
             ) from None
-        except (ValueError, KeyError) as error:
-            raise RecipeError(
-                f"--out: {journal} cannot be read: {error}; valid: another folder"
-            ) from error
-        self._check_study()
-        for study in self._studies.values():
-            for trial in study.get_trials(states=(TrialState.RUNNING,)):
-                study.tell(trial.number, state=TrialState.FAIL)  # its process was killed
-
-    def _check_study(self) -> None:
-        """Raise RecipeError if the folder holds a study of something else; else note what of."""
-        data = self._full.data.model_copy(update={"path": None})  # which may have been moved
-        recipe = self._full.model_copy(update={"run_dir": None, "resume": Resume(), "data": data})
-        content = {
-            "recipe": recipe.model_dump(mode="json", by_alias=True),
-            "ranges": {name: [d.low, d.high] for name, d in self._space.items()},
-            "seed": self._options.seed,
-        }
-        now = json.loads(json.dumps(content))
-        study = self._studies["fine"]
-        known = study.user_attrs.get("of")
-        if known is None:
-            study.set_user_attr("of", now)
-            return
-        known = {**known, "recipe": with_defaults(known["recipe"], recipe)}
-        if different := differences(known, now):
-            raise RecipeError(
-                f"--out: {self._out} holds another study: {different[0]}; valid: another folder"
-            )
 
     def run(self) -> Found:
         """Make trials until the budget is used up or no trial is left to make."""
         self._plan_trials()
         while True:
             with self._job.raise_on_all_ranks():
-                trial = self._next() if self._job.is_main else None
-            told = json.loads(self._job.from_main(json.dumps(trial and asdict(trial))))
-            if told is None:
+                own = self._next() if self._job.is_main else None
+            trial = self._job.gather(own)[0]
+            if trial is None:
                 break
-            self._make(Tried(**told))
+            self._make(trial)
         with self._job.raise_on_all_ranks():
             if self._job.is_main and not self._write():
-                rate = self._space["lr"]
+                rate, number = self._space["lr"], len(self._study.trials())
                 raise RecipeError(
-                    f"--lr: all {len(self._trials())} trials, from {rate.low:g} to {rate.high:g}, "
-                    "diverged; valid: a range of lower rates"
+                    f"--lr: all {number} trials, from {rate.low:g} to {rate.high:g}, diverged; "
+                    "valid: a range of lower rates"
                 )
         found = self._job.gather(self._found() if self._job.is_main else None)[0]
         assert found is not None
@@ -238,23 +180,24 @@ class _Search:
 
     def _plan_trials(self) -> None:
         """Fit the lengths of trials to the budget; those of a study that goes on stay."""
-        study = self._studies["fine"] if self._job.is_main else None
-        known = json.loads(self._job.from_main(json.dumps(study and study.user_attrs.get("plan"))))
+        own = self._study.note("plan") if self._job.is_main else None
+        known: dict[str, dict[str, Any]] | None = self._job.gather(own)[0]
         timed = None
         if self._options.runs is not None:
             cost, budget = Cost(0.0, 1.0, "runs"), self._options.runs
         else:
             budget = 60 * self._options.minutes
-            if known is None or known["cost"]["unit"] == "runs":
-                timed = self._timed()
-            cost = timed or Cost(**known["cost"])
+            if known is not None and known["cost"]["unit"] == "seconds":
+                cost = Cost(**known["cost"])
+            else:
+                cost = timed = self._timed()
         with self._job.raise_on_all_ranks():
             spent = time.monotonic() - self._began if timed else 0.0
             planned = plan(budget, cost, self._timeline.total_steps, spent)
             if known is not None:
                 planned = Plan(**known["plan"])
-            elif study:
-                study.set_user_attr("plan", {"plan": asdict(planned), "cost": asdict(cost)})
+            elif self._job.is_main:
+                self._study.set_note("plan", {"plan": asdict(planned), "cost": asdict(cost)})
         self._budget, self._cost, self._plan = budget, cost, planned
         self._say(describe(planned, cost, budget - spent, self._full.epochs))
 
@@ -289,28 +232,19 @@ class _Search:
             *self._precision,
         ]
 
-    def _trials(self) -> list[Tried]:
-        return [
-            Tried.of(stage, trial)
-            for stage, study in self._studies.items()
-            for trial in study.get_trials(deepcopy=False)
-            if trial.state is not TrialState.WAITING
-        ]
-
     def _next(self) -> Tried | None:
         """Begin the next trial on rank 0; None if none fits into the budget, or none is left."""
-        trials = self._trials()
+        trials = self._study.trials()
         if self._cost.unit == "runs":
             left = self._budget - sum(t.epochs for t in trials) / self._full.epochs
         else:
             left = self._budget - (time.monotonic() - self._began)
             left /= statistics.median(self._late or [1.0])
-        coarse = [t for t in trials if t.stage == "coarse" and t.counts]
-        line = self._line(trials)
+        number = sum(t.stage == "coarse" and t.counts for t in trials)
         begun = any(t.stage == "fine" for t in trials)
-        if not begun and holds_coarse(len(coarse), left, self._plan, self._cost):
-            return self._begin_coarse(len(coarse))
-        centre = best_of(t for t in trials if t.stage == "coarse")
+        if not begun and holds_coarse(number, left, self._plan, self._cost):
+            return self._study.begin_coarse(self._first)
+        centre, line = self._line(trials)
         if centre is None or self._cost.of(self._plan.fine) > left + 1e-9:
             return None
         rate = centre.settings["lr"]
@@ -319,34 +253,17 @@ class _Search:
         if (place, seed) in line:
             return None
         settings = {**centre.settings, "lr": rate_at(rate, place)}
-        ranges = {
-            name: FloatDistribution(min(d.low, value), max(d.high, value), log=d.log)
-            for (name, d), value in zip(self._space.items(), settings.values(), strict=True)
-        }
-        self._studies["fine"].enqueue_trial(settings)
-        return self._begin("fine", ranges, settings, place=place, seed=seed)
+        return self._study.begin_fine(settings, place, seed)
 
-    def _line(self, trials: Sequence[Tried]) -> Results:
-        """The results on the line; a coarse trial that is as long as a fine one is its centre."""
+    def _line(self, trials: Sequence[Tried]) -> tuple[Tried | None, Results]:
+        """The best coarse trial, and the results on the line around it.
+
+        A coarse trial that is as long as a fine one is on the line itself.
+        """
         centre = best_of(t for t in trials if t.stage == "coarse")
         alike = self._plan.coarse == self._plan.fine and centre and centre.state == "finished"
         own = {(0, 0): centre.score} if centre and alike else {}
-        return {**own, **line_of(trials)}
-
-    def _begin_coarse(self, number: int) -> Tried:
-        """Begin a coarse trial; a study that was resumed goes on as if it had not ended."""
-        study, seed = self._studies["coarse"], self._options.seed + number
-        study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=0)
-        if number < len(self._first):
-            study.enqueue_trial(self._first[number])
-        return self._begin("coarse", self._space, None)
-
-    def _begin(self, stage: str, ranges: Space, settings: Settings | None, **place: int) -> Tried:
-        self._trial = self._studies[stage].ask(dict(ranges))
-        found = settings or {name: rounded(value) for name, value in self._trial.params.items()}
-        for name, value in {"settings": found, **place}.items():
-            self._trial.set_user_attr(name, value)
-        return Tried(stage, self._trial.number, found, "running", **place)
+        return centre, {**own, **line_of(trials)}
 
     def _make(self, tried: Tried) -> None:
         """Make a trial on all ranks, and note how it ended."""
@@ -354,47 +271,45 @@ class _Search:
         overrides = self._overrides(tried.settings, share)
         overrides.append(f"seed={self._full.seed + tried.seed}")
         folder = self._out / "trials" / f"{tried.stage}-{tried.number:03d}"
-        deadline = math.inf
-        if self._cost.unit == "seconds":
-            deadline = self._began + self._budget
-        watch = _Watch(self._trial, tried, deadline) if self._job.is_main else None
+        is_main = self._job.is_main
+        stopped: list[State] = []
+
+        def watch(reading: Reading) -> str | None:
+            if self._study.report(reading):
+                stopped.append("pruned")
+            elif self._cost.unit == "seconds" and time.monotonic() > self._began + self._budget:
+                stopped.append("out of time")
+            return stopped[-1] if stopped else None
+
         try:
-            outcome = measure(self._recipe, overrides, self._job, folder, watch)
+            outcome = measure(
+                self._recipe, overrides, self._job, folder, watch if is_main else None
+            )
         except BaseException:
-            if watch:
+            if is_main:
                 with suppress(Exception):
-                    self._tell(tried, "interrupted", watch.epochs, 0.0)
+                    self._study.tell("interrupted")
                     self._write()
             raise
         finally:
-            if self._job.is_main:
+            if is_main:
                 shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         with self._job.raise_on_all_ranks():
-            if watch:
-                ended = self._tell(tried, watch.state(outcome), outcome.epochs, outcome.seconds)
+            if is_main:
+                state = _state(outcome, stopped)
+                ended = self._study.tell(state, epochs=outcome.epochs, seconds=outcome.seconds)
                 self._say(report.describe(ended))
                 self._write()
-                if ended.state == "finished":
+                if state == "finished":
                     self._late.append(outcome.seconds / max(1e-9, self._cost.of(share)))
         self._precision = [f"precision={outcome.precision}"]
         if outcome.signal:
             raise SystemExit(128 + outcome.signal)
 
-    def _tell(self, tried: Tried, state: State, epochs: float, seconds: float) -> Tried:
-        study, trial = self._studies[tried.stage], self._trial
-        for name, value in {"state": state, "epochs": epochs, "seconds": seconds}.items():
-            trial.set_user_attr(name, value)
-        ended = Tried.of(tried.stage, study.get_trials(deepcopy=False)[trial.number])
-        if state == "finished":
-            study.tell(trial, value_of(ended))
-        else:
-            study.tell(trial, state=TrialState.PRUNED if ended.counts else TrialState.FAIL)
-        return ended
-
     def _found(self) -> Found | None:
         """The best so far; None if there is nothing, or all diverged."""
-        trials = self._trials()
-        best, line = best_of(t for t in trials if t.stage == "coarse"), self._line(trials)
+        trials = self._study.trials()
+        best, line = self._line(trials)
         if any(score > WORST for score in line.values()):
             place = (best_place(line), 0)
             fine = (t for t in trials if t.stage == "fine" and t.counts)
@@ -422,39 +337,9 @@ class _Search:
         return found is not None
 
 
-class _Watch:
-    """Notes the evaluations of a trial on rank 0, and stops it if it is behind or the time is over.
-
-    Attributes:
-        epochs: Epochs until its last evaluation.
-    """
-
-    def __init__(self, trial: optuna.Trial, tried: Tried, deadline: float) -> None:
-        self._trial, self._tried, self._deadline = trial, tried, deadline
-        self._number, self.epochs = 0, 0.0
-        self._state: State | None = None
-
-    def __call__(self, reading: Reading) -> str | None:
-        """Return why the trial should stop, None if it should go on."""
-        self._number, self.epochs = self._number + 1, reading.epoch
-        for name in ("top1", "loss"):
-            self._trial.set_user_attr(name, getattr(reading, name))
-        self._trial.report(value_of(reading), self._number)
-        if self._tried.stage == "coarse" and self._trial.should_prune():
-            self._state = "pruned"
-        elif time.monotonic() > self._deadline:
-            self._state = "out of time"
-        return self._state
-
-    def state(self, outcome: Outcome) -> State:
-        """How the trial ended."""
-        last = outcome.readings[-1] if outcome.readings else None
-        if outcome.status == "diverged" or last is None or not math.isfinite(last.loss):
-            return "diverged"
-        return self._state if outcome.status == "stopped" and self._state else "finished"
-
-
-def value_of(result: Reading | Tried) -> float:
-    """What the sampler and the pruner see: the accuracy, and of equal ones the loss."""
-    loss = result.loss if result.loss is not None and math.isfinite(result.loss) else math.inf
-    return (result.top1 or 0.0) - min(loss, 99.0) / 100
+def _state(outcome: Outcome, stopped: Sequence[State]) -> State:
+    """How a trial ended that could be stopped for the given reasons."""
+    last = outcome.readings[-1] if outcome.readings else None
+    if outcome.status == "diverged" or last is None or not math.isfinite(last.loss):
+        return "diverged"
+    return stopped[-1] if outcome.status == "stopped" and stopped else "finished"

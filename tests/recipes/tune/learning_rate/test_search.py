@@ -15,7 +15,8 @@ from PIL import Image
 from largebatch.recipes.errors import AgreedError, RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.lock import locked
-from largebatch.recipes.tune.learning_rate import report, search
+from largebatch.recipes.tune.learning_rate import report
+from largebatch.recipes.tune.learning_rate.study import JOURNAL
 from tests.ranks import CONTEXT
 from tests.recipes.tune.learning_rate.fakes import FakeRuns, run
 
@@ -210,7 +211,7 @@ def test_the_study_of_another_recipe_or_range_is_refused(photos, tmp_path):
 
 def test_the_study_of_an_earlier_version_is_continued(photos, tmp_path):
     run(photos, tmp_path)
-    journal = tmp_path / search.JOURNAL
+    journal = tmp_path / JOURNAL
     older = journal.read_text().replace('"verify":"decode",', "")
     assert older != journal.read_text()
     journal.write_text(older)
@@ -255,7 +256,7 @@ def test_a_folder_that_cannot_be_used_is_refused(photos, tmp_path):
     (tmp_path / "study").mkdir()
     with locked(tmp_path / "study"), pytest.raises(RecipeError, match=str(tmp_path / "study")):
         run(photos, tmp_path / "study")
-    (tmp_path / "study" / search.JOURNAL).write_text("not a journal\n" * 2)
+    (tmp_path / "study" / JOURNAL).write_text("not a journal\n" * 2)
     with pytest.raises(RecipeError, match=r"--out: .* cannot be read"):
         run(photos, tmp_path / "study")
 

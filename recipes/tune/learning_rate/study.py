@@ -1,0 +1,167 @@
+"""The trials of a search as Optuna's studies, one for each stage, in a journal.
+
+Optuna suggests the settings of coarse trials by its tree-structured Parzen estimator (Bergstra et
+al. 2011) and stops those that are far behind the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import FloatDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import TrialState
+
+from ...errors import RecipeError
+from ...schema.load import differences, with_defaults
+from ...schema.recipe import Recipe
+from ...schema.sections import Resume
+from ..trial import Reading
+from .result import State, Tried
+from .space import Settings, Space, rounded
+
+JOURNAL = "journal.log"
+#: A coarse trial is stopped, from this number of its evaluations on, if it is behind this
+#: percentage of those that finished. High rates catch up when the rate falls.
+PRUNED_FROM, BEHIND, FEWEST_TO_PRUNE = 2, 80.0, 5
+
+
+class Study:
+    """The trials of a search, of which one at a time runs.
+
+    Args:
+        folder: Folder of the journal. Nobody else may write into it.
+        recipe: The recipe.
+        space: The ranges.
+        seed: Seed of the settings that are suggested.
+
+    Raises:
+        RecipeError: The folder holds a study of something else, or a journal that cannot be read.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, space: Space, seed: int) -> None:
+        self._space, self._seed, self._folder = space, seed, folder
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        journal = str(folder / JOURNAL)
+        pruner = optuna.pruners.PercentilePruner(BEHIND, FEWEST_TO_PRUNE, PRUNED_FROM)
+        try:
+            backend = JournalFileBackend(journal, JournalFileOpenLock(journal))
+            storage = JournalStorage(backend)
+            self._studies = {
+                stage: optuna.create_study(
+                    study_name=stage,
+                    storage=storage,
+                    direction="maximize",
+                    pruner=pruner,
+                    load_if_exists=True,
+                )
+                for stage in ("coarse", "fine")
+            }
+        except (ValueError, KeyError) as error:
+            raise RecipeError(
+                f"--out: {journal} cannot be read: {error}; valid: another folder"
+            ) from error
+        self._check(recipe)
+        for study in self._studies.values():
+            for trial in study.get_trials(states=(TrialState.RUNNING,)):
+                study.tell(trial.number, state=TrialState.FAIL)  # its process was killed
+
+    def _check(self, recipe: Recipe) -> None:
+        """Raise RecipeError if the folder holds a study of something else; else note what of."""
+        data = recipe.data.model_copy(update={"path": None})  # which may have been moved
+        same = recipe.model_copy(update={"run_dir": None, "resume": Resume(), "data": data})
+        content = {
+            "recipe": same.model_dump(mode="json", by_alias=True),
+            "ranges": {name: [d.low, d.high] for name, d in self._space.items()},
+            "seed": self._seed,
+        }
+        now, known = json.loads(json.dumps(content)), self.note("of")
+        if known is None:
+            self.set_note("of", now)
+            return
+        known = {**known, "recipe": with_defaults(known["recipe"], same)}
+        if different := differences(known, now):
+            raise RecipeError(
+                f"--out: {self._folder} holds another study: {different[0]}; valid: another folder"
+            )
+
+    def note(self, name: str) -> Any:
+        """What was noted of the study; None if nothing was."""
+        return self._studies["fine"].user_attrs.get(name)
+
+    def set_note(self, name: str, content: Mapping[str, Any]) -> None:
+        """Note something of the study that JSON can hold."""
+        self._studies["fine"].set_user_attr(name, content)
+
+    def trials(self) -> list[Tried]:
+        """All trials, coarse ones first, in the order in which they began."""
+        return [
+            Tried.of(stage, trial)
+            for stage, study in self._studies.items()
+            for trial in study.get_trials(deepcopy=False)
+            if trial.state is not TrialState.WAITING
+        ]
+
+    def begin_coarse(self, first: Sequence[Settings]) -> Tried:
+        """Begin a coarse trial: with the first settings, then with those that Optuna suggests.
+
+        What is suggested depends on the trials before it only, so that a study that was resumed
+        goes on as if it had not ended.
+        """
+        number = sum(t.stage == "coarse" and t.counts for t in self.trials())
+        study = self._studies["coarse"]
+        study.sampler = optuna.samplers.TPESampler(seed=self._seed + number, n_startup_trials=0)
+        if number < len(first):
+            study.enqueue_trial(first[number])
+        return self._begin("coarse", self._space, None, {})
+
+    def begin_fine(self, settings: Settings, place: int, seed: int) -> Tried:
+        """Begin a trial of the fine stage, at a place of its line and with a seed of training."""
+        ranges = {
+            name: FloatDistribution(min(d.low, value), max(d.high, value), log=d.log)
+            for (name, d), value in zip(self._space.items(), settings.values(), strict=True)
+        }
+        self._studies["fine"].enqueue_trial(settings)
+        return self._begin("fine", ranges, settings, {"place": place, "seed": seed})
+
+    def _begin(
+        self, stage: str, ranges: Space, settings: Settings | None, place: dict[str, int]
+    ) -> Tried:
+        self._trial, self._stage, self._evaluations = self._studies[stage].ask({**ranges}), stage, 0
+        found = settings or {name: rounded(value) for name, value in self._trial.params.items()}
+        self._set(settings=found, **place)
+        return Tried(stage, self._trial.number, found, "running", **place)
+
+    def report(self, reading: Reading) -> bool:
+        """Note an evaluation of the trial that runs; whether it is a coarse one that is behind."""
+        self._evaluations += 1
+        self._set(top1=reading.top1, loss=reading.loss, epochs=reading.epoch)
+        self._trial.report(_value(reading), self._evaluations)
+        return self._stage == "coarse" and self._trial.should_prune()
+
+    def tell(self, state: State, **known: float) -> Tried:
+        """Note how the trial that runs ended, and its epochs and seconds."""
+        study, number = self._studies[self._stage], self._trial.number
+        self._set(state=state, **known)
+        ended = Tried.of(self._stage, study.get_trials(deepcopy=False)[number])
+        if state == "finished":
+            study.tell(number, _value(ended))
+        else:
+            study.tell(number, state=TrialState.PRUNED if ended.counts else TrialState.FAIL)
+        return ended
+
+    def _set(self, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            self._trial.set_user_attr(name, value)
+
+
+def _value(result: Reading | Tried) -> float:
+    """What the sampler and the pruner see: the accuracy, and of equal ones the loss."""
+    loss = result.loss if result.loss is not None and math.isfinite(result.loss) else math.inf
+    return (result.top1 or 0.0) - min(loss, 99.0) / 100
