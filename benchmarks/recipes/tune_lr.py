@@ -191,7 +191,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         found, half = difference(tuned, shipped)
         before = difference(tuned, CASES[row["recipe"]].earlier)
         best = row["best"]
-        behind = (f"{points:.2f} at {rate}" for rate, points in row.get("behind", {}).items())
+        behind = (
+            f"{points:.2f} at {rate}" if points is not None else f"divergence at {rate}"
+            for rate, points in row.get("behind", {}).items()
+        )
         cells.append([
             f"`{row['recipe']}`",
             f"{row['factor']:g} times",

@@ -78,7 +78,10 @@ def numbers(found: Found) -> dict[str, Any]:
         "overrides": [without_secrets(each) for each in found.overrides],
         "best": row(found.best),
         "best_overrides": list(found.best_overrides),
-        "behind": {f"{rate:g}": round(points, 3) for rate, points in _neighbours(found).items()},
+        "behind": {
+            f"{rate:g}": round(points, 3) if math.isfinite(points) else None  # it diverged
+            for rate, points in _neighbours(found).items()
+        },
         "held_out": found.held_out,
         "epochs_of_a_run": found.epochs,
         "epochs": round(sum(t.epochs for t in found.trials), 4),
@@ -133,11 +136,13 @@ def notes(found: Found) -> list[str]:
     if own := next((t for t in found.trials if t.stage == "coarse" and t.number == 0), None):
         result = f"{own.top1:.2f} %" if own.state == "finished" else own.state
         lines.append(f"the recipe's own rate, {own.settings['lr']:g}, in a coarse trial: {result}")
+    losses = {t.settings["lr"]: t.loss for t in found.trials if t.stage == "fine" and not t.seed}
     for rate, points in _neighbours(found).items():
-        lines.append(
-            f"neighbour: at learning rate {rate:g}, all else the same, top-1 is "
-            f"{abs(points):.2f} points {'lower' if points >= 0 else 'higher'}"
-        )
+        result = "training diverges"
+        if math.isfinite(points):
+            result = f"top-1 is {abs(points):.2f} points {'lower' if points >= 0 else 'higher'}"
+            result += f", loss {(losses[rate] or 0.0) - (best.loss or 0.0):+.4f}"
+        lines.append(f"neighbour: at learning rate {rate:g}, all else the same, {result}")
     if (best.place, 1) in (line := line_of(found.trials)) and best.stage == "fine":
         mean, _ = mean_at(line, best.place)
         lines.append(f"two seeds of the best: {best.top1:.2f} % and {2 * mean - best.top1:.2f} %")

@@ -307,3 +307,10 @@ def test_the_notes_say_how_far_the_neighbours_lie_behind_and_what_limits_the_res
             f"neighbour: at learning rate {rate}, all else the same, top-1 is {points:.2f} points"
         )
         assert any(note.startswith(line) for note in report.notes(free)), line
+    above = [
+        replace(t, state="diverged") if t.settings["lr"] == float(higher[0]) else t
+        for t in free.trials
+    ]
+    diverging = replace(free, trials=tuple(above))
+    assert report.numbers(diverging)["behind"] == {lower[0]: lower[1], higher[0]: None}
+    assert "all else the same, training diverges" in " ".join(report.notes(diverging))
