@@ -20,8 +20,7 @@ def tune_lr(
         str | None,
         typer.Option(
             metavar="LOW..HIGH",
-            help="Range of the peak learning rate; default: a 30th of the recipe's to 30 times it, "
-            "with --range a 100th to 100 times.",
+            help="Range of the peak learning rate; default: a 30th of the recipe's to 30 times it.",
         ),
     ] = None,
     also: Annotated[
@@ -31,30 +30,16 @@ def tune_lr(
             help="Vary these too: power, momentum, weight_decay, trust_coefficient.",
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Limit of trials.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Limit of time, for each worker.")] = None,
-    epochs: Annotated[
+    minutes: Annotated[
+        float | None, typer.Option(help="Time that the search may take; default: 30.")
+    ] = None,
+    runs: Annotated[
         float | None,
         typer.Option(
-            help="Limit of epochs trained; default, without another limit: 8 times the recipe's."
+            help="Instead of --minutes, a budget in runs of the recipe, whatever time these take."
         ),
     ] = None,
-    coarse: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Length of a coarse trial over the recipe's; 1: none is coarse; default: 0.25.",
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            metavar="top1|loss", help="What is best on the held-out images; default: top1."
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the settings that are tried; default: 0.")
-    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the settings that are tried.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the study; default: tuning/RECIPE."),
@@ -68,35 +53,23 @@ def tune_lr(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON in place of a table.")
     ] = False,
-    range_only: Annotated[
-        bool,
-        typer.Option(
-            "--range",
-            help="Instead of a search, run a range test: one short run in which the learning rate "
-            "rises until training diverges.",
-        ),
-    ] = False,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="With --range: number of updates; default: an epoch, 60 to 120."),
-    ] = None,
 ) -> None:
     """Search for a recipe's peak learning rate and warm-up.
 
-    Trains the recipe with many settings at a quarter of its length, and the best ones at full
-    length, under its own batch, accumulation, ranks and precision. A tenth of the training images,
-    or data.holdout, is held out to score them; the validation set is not read. Runs that diverge
-    or fall behind end early.
+    Times a step and fits the lengths of trials to the budget. Short coarse trials find where good
+    settings are; longer fine ones compare learning rates beside the best one, and repeat the best
+    two with a second seed. Each trial trains the recipe under its own batch, accumulation, ranks
+    and precision. A tenth of the training images, or data.holdout, is held out to score them; the
+    validation set is not read.
 
     \b
-      largebatch tune lr digits
+      largebatch tune lr digits --minutes 10
       largebatch tune lr digits batch_size=512 --minutes 20 --nproc 2
-      largebatch tune lr cifar10-b256 --also weight_decay --epochs 100
-      largebatch tune lr cifar10-b256 --range
+      largebatch tune lr cifar10-b256 --also weight_decay --runs 10
 
-    Writes trials.png, trials.json and recipe.yaml, which extends the recipe, into tuning/RECIPE.
-    The same command resumes a search that was interrupted, goes on with a larger budget, and shares
-    the work when it is started several times, on several machines too.
+    Writes recipe.yaml, which extends the recipe, trials.json, trials.png and Optuna's journal.log
+    into tuning/RECIPE. The recipe is the best so far after each trial, and whatever ends the
+    search. The same command resumes a search that was interrupted.
 
     To train each trial on several machines, run this on each of them:
 
@@ -118,47 +91,28 @@ def tune_lr(
         loaded = load(recipe, values)
         folder = out or Path("tuning") / loaded.name
         span = _range(lr)
-        searching = {
-            **{"also": also, "trials": trials, "minutes": minutes, "epochs": epochs},
-            **{"coarse": coarse, "metric": metric, "seed": seed},
-        }
-        _check_mode(range_only, steps, [n for n, v in searching.items() if v is not None])
-        if metric not in (None, "top1", "loss"):
-            raise RecipeError(f"--metric: unknown metric {metric!r}; valid: top1, loss")
+        if minutes is not None and runs is not None:
+            raise RecipeError("--runs: not with --minutes; valid: one of them")
         if not started and nproc > 1:
             check(loaded, nproc)
     if started or nproc == 1:
         with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
             from ..ranks import joined
-
-            if range_only:
-                from ..tune.learning_rate import range_report
-                from ..tune.learning_rate.range_test import range_test
-
-                with joined(loaded.recipe) as job:
-                    test = range_test(recipe, values, job, folder, lr=span, steps=steps)
-                if job.is_main:
-                    range_report.show(test, folder, as_json)
-                return
             from ..tune.learning_rate import report
             from ..tune.learning_rate.search import Options, search
 
             options = Options(
                 lr=span,
-                also=tuple(name for name in (also or "").replace(",", " ").split()),
-                coarse=0.25 if coarse is None else coarse,
-                metric="loss" if metric == "loss" else "top1",
-                trials=trials,
-                epochs=epochs,
-                minutes=minutes,
-                seed=seed or 0,
+                also=tuple(dict.fromkeys((also or "").replace(",", " ").split())),
+                minutes=30.0 if minutes is None else minutes,
+                runs=runs,
+                seed=seed,
             )
             with joined(loaded.recipe) as job:
                 found = search(recipe, values, job, folder, options, say=_say)
-                if not job.is_main:
-                    return
-                written = report.write(found, folder)
-                report.check_recipe(folder / report.RECIPE)
+            if not job.is_main:
+                return
+            written = [report.draw(found), *report.write(found)]
             if as_json:
                 print(json.dumps(report.numbers(found), indent=1))
                 return
@@ -169,30 +123,15 @@ def tune_lr(
             print(f"train it: largebatch train {folder / report.RECIPE}{processes}")
         return
     given = (
-        *(("--lr", lr), ("--also", also), ("--trials", trials), ("--minutes", minutes)),
-        *(("--epochs", epochs), ("--coarse", coarse), ("--metric", metric), ("--seed", seed)),
-        *(("--out", folder), ("--steps", steps)),
+        *(("--lr", lr), ("--also", also), ("--minutes", minutes), ("--runs", runs)),
+        *(("--seed", seed), ("--out", folder)),
     )
     options_given = [str(v) for name, value in given if value is not None for v in (name, value)]
     torchrun(
         nproc,
         "largebatch.recipes.tune_lr",
-        [recipe, *values, *options_given, *["--json"] * as_json, *["--range"] * range_only],
+        [recipe, *values, *options_given, *["--json"] * as_json],
     )
-
-
-def _check_mode(range_only: bool, steps: int | None, searching: list[str]) -> None:
-    """Check that no option of a search is given for a range test, or the other way around.
-
-    Raises:
-        RecipeError: One is.
-    """
-    from ..errors import RecipeError
-
-    if range_only and searching:
-        raise RecipeError(f"--{searching[0]}: only for a search; valid with --range: --lr, --steps")
-    if steps is not None and not range_only:
-        raise RecipeError("--steps: only for a range test; valid: with --range")
 
 
 def _say(line: str) -> None:

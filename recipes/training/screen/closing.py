@@ -366,10 +366,10 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     if status == "stopped":
         resumes = facts["checkpoint_step"] is not None
         return [resume_command(run), report] if resumes else [report]
-    if status == "diverged":  # find the rate at which training diverges
+    if status == "diverged":  # find a rate at which it trains
         one_machine = 1 < job.world_size == job.local_world_size
         processes = ["--nproc", str(job.world_size)] if one_machine else []
-        search = ["largebatch", "tune", "lr", f"{folder}/{RECIPE}", "--range", *processes]
+        search = ["largebatch", "tune", "lr", f"{folder}/{RECIPE}", *processes]
         return [report, shlex.join(search)]
     if status == "failed":
         return []

@@ -24,7 +24,7 @@ from ...schema.lr_scaling import RULES
 from ...schema.recipe import Recipe
 from ...schema.sections import Ema, Resume
 from ...training.data import build_sources
-from ..runs import held_out
+from ..trial import held_out
 
 #: Updates of the largest batch in a run, at least: with fewer, its loss does not follow the law.
 FEWEST_UPDATES = 20

@@ -21,7 +21,7 @@ from ...schema.load import RECIPE, differences, load
 from ...schema.recipe import Recipe
 from ...training.folder.names import CHECKPOINTS
 from ...training.folder.outcome import column, metrics_of, outcome_of
-from ..runs import measure
+from ..trial import measure
 from .base import Base
 
 #: Lengths of further runs of the smallest batch, in that of the target run: the slope of its loss.

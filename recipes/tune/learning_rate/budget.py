@@ -1,113 +1,112 @@
-"""How much a search may cost, and which stage comes next: coarse trials, then fine ones."""
+"""How long the trials of a search are, and which of them still fit into its budget.
+
+A search has coarse trials, many and short, and fine ones, up to the recipe's own length. Both are
+fitted to the budget: of minutes, by the time of a step that is measured first, or of runs of the
+recipe, which needs no clock.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 
-from .trials import STAGES, Stage, Tried
+from ...errors import RecipeError
+from ...words import duration
 
-#: Part of the epochs or minutes that coarse trials may take.
-COARSE_SHARE = 0.5
-#: Part of the number of trials that may be coarse.
-COARSE_TRIALS = 2 / 3
+#: The fine trials that the budget is to hold: three on a line in the rate, two that go on along it,
+#: and two with a second seed. They take this share of the budget, or less if they have full length.
+FINE_TRIALS, FINE_SHARE = 7, 0.6
+#: Length of a coarse trial over that of a fine one; if it cannot be shorter than the second number,
+#: all trials have one length.
+COARSE, ALIKE = 0.25, 0.6
+#: Numbers of coarse trials: with fewer no rate can be chosen, more find little.
+FEWEST, MOST = 5, 32
+#: A trial has at least this number of updates.
+UPDATES = 10
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What a search may take; None is no limit.
+class Cost:
+    """What a trial takes: ``start`` and, for the recipe's whole length, ``whole`` more.
 
     Attributes:
-        trials: Number of trials of all workers together, without those that were interrupted.
-        epochs: Epochs of training images of all workers together.
-        minutes: Time of each worker, from its start.
+        start: Its start and its evaluations.
+        whole: A run of the recipe's length without these.
+        unit: ``seconds``, or ``runs`` of the recipe.
     """
 
-    trials: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
+    start: float
+    whole: float
+    unit: str
+
+    def of(self, share: float) -> float:
+        """Cost of a trial of a share of the recipe's length."""
+        return self.start + self.whole * share
+
+    def words(self, amount: float) -> str:
+        """An amount as text."""
+        return duration(amount) if self.unit == "seconds" else f"{amount:.3g} runs"
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Epochs of a trial of each stage; ``coarse`` is None where there is only the fine stage."""
+class Plan:
+    """Lengths of coarse and fine trials over that of the recipe."""
 
-    coarse: float | None
+    coarse: float
     fine: float
 
-    def of(self, stage: Stage) -> float:
-        """Epochs of a trial of a stage."""
-        return self.fine if stage == "fine" or self.coarse is None else self.coarse
 
-
-def next_stage(
-    trials: Sequence[Tried],
-    lengths: Lengths,
-    budget: Budget,
-    elapsed_seconds: float = 0.0,
-    machine: str = "",
-) -> Stage | None:
-    """Return the stage of the next trial, None if none fits into what is left.
-
-    A trial that runs counts with its whole length. Coarse trials take up to a share of the budget,
-    and leave enough for one fine trial; they go on while none of them has finished.
+def plan(budget: float, cost: Cost, total_steps: int, spent: float = 0.0) -> Plan:
+    """Fit the lengths of trials to a budget.
 
     Args:
-        trials: All trials so far, of all workers.
-        lengths: Epochs of trials.
-        budget: The limits.
-        elapsed_seconds: Time since this worker started.
-        machine: Where it runs: trials there tell how long a trial takes.
+        budget: What the search may take, in the unit of ``cost``.
+        cost: What trials take.
+        total_steps: Number of updates of the recipe.
+        spent: What has been spent already.
+
+    Raises:
+        RecipeError: The budget does not hold the fewest of the shortest trials.
     """
-    cost = {s: _epochs([t for t in trials if t.stage == s], lengths) for s in STAGES}
-    count = {s: sum(t.counts and t.stage == s for t in trials) for s in STAGES}
-    epochs, number = sum(cost.values()), sum(count.values())
-    seconds = {s: _seconds(trials, s, lengths, machine) for s in STAGES}
-
-    def fits(stage: Stage) -> bool:
-        return (
-            (budget.epochs is None or epochs + lengths.of(stage) <= budget.epochs + 1e-6)
-            and (budget.trials is None or number + 1 <= budget.trials)
-            and (budget.minutes is None or elapsed_seconds + seconds[stage] <= 60 * budget.minutes)
+    shortest = min(1.0, UPDATES / total_steps)
+    least = spent + (FEWEST + 3) * cost.of(shortest)
+    if budget < least:
+        option, unit = ("minutes", 60.0) if cost.unit == "seconds" else ("runs", 1.0)
+        raise RecipeError(
+            f"--{option}: {budget / unit:g} is too little: the shortest trial takes about "
+            f"{cost.words(cost.of(shortest))}, and a search has {FEWEST + 3} at least; valid: at "
+            f"least {math.ceil(10 * least / unit + 1e-6) / 10:g}"
         )
-
-    def leaves_a_fine_one(share: float, share_of_trials: float) -> bool:
-        """Whether a coarse trial fits into a share, and a fine one into the rest."""
-        coarse = lengths.of("coarse")
-        if budget.epochs is not None:
-            spent = cost["coarse"] + coarse
-            if spent > share * budget.epochs + 1e-6:
-                return False
-            if epochs + coarse + lengths.fine > budget.epochs + 1e-6:
-                return False
-        if budget.trials is not None:
-            most = min(int(share_of_trials * budget.trials), budget.trials - 1)
-            if count["coarse"] + 1 > most:
-                return False
-        if budget.minutes is not None:
-            whole, until = 60 * budget.minutes, elapsed_seconds + seconds["coarse"]
-            if until > share * whole or until + seconds["fine"] > whole:
-                return False
-        return fits("coarse")
-
-    if lengths.coarse is not None:
-        ended_well = any(t.stage == "coarse" and t.state in ("finished", "running") for t in trials)
-        shares = (COARSE_SHARE, COARSE_TRIALS) if ended_well or not count["coarse"] else (1.0, 1.0)
-        if leaves_a_fine_one(*shares):
-            return "coarse"
-    return "fine" if fits("fine") else None
+    fitting = (FINE_SHARE * (budget - spent) / FINE_TRIALS - cost.start) / cost.whole
+    fine = min(1.0, max(fitting, shortest))
+    coarse = max(COARSE * fine, shortest)
+    return Plan(coarse if coarse < ALIKE * fine else fine, fine)
 
 
-def _epochs(trials: Sequence[Tried], lengths: Lengths) -> float:
-    """What trials have taken, those that run with their whole length."""
-    return sum(lengths.of(t.stage) if t.state == "running" else t.epochs for t in trials)
+def describe(planned: Plan, cost: Cost, budget: float, epochs: float) -> str:
+    """Say what trials take, and how many fit: ``a trial of 5 epochs takes about 8.0 s``."""
+    coarse, fine = cost.of(planned.coarse), cost.of(planned.fine)
+    if planned.coarse == planned.fine:
+        return (
+            f"a trial of {planned.fine * epochs:.3g} epochs takes about {cost.words(fine)}: "
+            f"{int(budget / fine)} fit into {cost.words(budget)}"
+        )
+    number = min(MOST, int((budget - FINE_TRIALS * fine) / coarse))
+    return (
+        f"a coarse trial of {planned.coarse * epochs:.3g} epochs takes about {cost.words(coarse)}, "
+        f"a fine one of {planned.fine * epochs:.3g} about {cost.words(fine)}: {number} and "
+        f"{FINE_TRIALS} fit into {cost.words(budget)}"
+    )
 
 
-def _seconds(trials: Sequence[Tried], stage: Stage, lengths: Lengths, machine: str) -> float:
-    """Expected time of a trial; 0 before any has finished on this machine."""
-    done = [t for t in trials if t.state == "finished" and t.machine == machine and t.epochs]
-    alike = [t for t in done if t.stage == stage] or done
-    if not alike:
-        return 0.0
-    return lengths.of(stage) * statistics.median(t.seconds / t.epochs for t in alike)
+def holds_coarse(number: int, left: float, planned: Plan, cost: Cost) -> bool:
+    """Whether a further coarse trial fits, and the fine ones after it.
+
+    Args:
+        number: Number of coarse trials so far.
+        left: What is left of the budget.
+        planned: The lengths.
+        cost: What trials take.
+    """
+    reserved = (3 if number < FEWEST else FINE_TRIALS) * cost.of(planned.fine)
+    return number < MOST and cost.of(planned.coarse) + reserved <= left + 1e-9

@@ -1,52 +1,48 @@
-"""The coarse-to-fine search for a recipe's peak learning rate and warm-up.
+"""The search for a recipe's peak learning rate and warm-up, from coarse to fine.
 
-As in Jia et al. 2018 (arXiv 1807.11205, section 3.1: "coarse-to-fine tuning"): many short runs find
-where good settings are, a few long ones decide among them. Every trial is the recipe's own training
-under its batch, accumulation, ranks and precision, scored on training images that are held out.
+As in Jia et al. 2018 (arXiv 1807.11205, section 3.1: "coarse-to-fine tuning"), short trials find
+where good settings are, and longer ones decide among them. Every trial is the recipe's own
+training, scored on training images that are held out.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import RecipeError
 from ...ranks import Job
-from ...schema.load import bases, load
-from ...schema.recipe import Recipe
-from ...schema.sections import Resume
+from ...schema.load import load
 from ...training.data import build_sources
 from ...training.folder.checkpoint import CHECKPOINTS
-from ...training.schedule import learning_rates
+from ...training.folder.lock import locked
 from ...training.timeline import timeline_of
-from ..runs import held_out, measure
-from .budget import Budget, Lengths, next_stage
-from .choose import next_settings
-from .pruner import BehindHigherRates
-from .report import describe, title
-from .space import Settings, guesses, own_settings, space_of
-from .study import About, Begun, Study
-from .trial_recipe import (
-    EVALUATE_EVERY,
-    fraction,
-    kept,
-    longest_warmup,
-    setting_overrides,
+from ..trial import Outcome, Reading, held_out, measure
+from . import report
+from .budget import Cost, Plan, describe, holds_coarse, plan
+from .line import WORST, Results, best_place, next_place, rate_at
+from .result import Found, State, Tried, best_of, line_of
+from .space import (
+    Settings,
+    first_settings,
+    lowest_peak,
+    own_settings,
+    space_of,
+    trial_overrides,
 )
-from .trials import STAGES, Found, Metric, Stage, Tried, ranked
-from .watch import Guessing, Watch
+from .study import Study
 
-#: Epochs of a search without another budget, over those of the recipe.
-DEFAULT_EPOCHS = 8.0
-#: The end of the message about a budget in which no trial could finish.
-TOO_SHORT = "no trial has finished; valid: more of them"
+#: Held-out images are evaluated after each of these shares of a trial.
+EVALUATE_EVERY = 0.25
+#: Updates of the run that measures the time of a step.
+TIMED_UPDATES = 5
 
 
 @dataclass(frozen=True)
@@ -57,26 +53,16 @@ class Options:
         lr: Range of the peak learning rate. Default: a factor of 30 around the recipe's.
         also: What is varied beside rate and warm-up: ``power``, ``momentum``, ``weight_decay``,
             ``trust_coefficient``.
-        coarse: Length of a coarse trial over that of the recipe, above 0; 1: no coarse stage.
-        metric: What is best on the held-out images: ``top1``, ties by the loss, or ``loss``.
-        trials: Number of trials of all workers together; None: no limit.
-        epochs: Epochs of all workers together; None: no limit, or :data:`DEFAULT_EPOCHS` times the
-            recipe's if there is no other limit.
-        minutes: Time of this call; None: no limit.
-        seed: Seed of the points and the sampler. The trials train with the recipe's seed.
-        guesses: Settings to try first, in place of those from the recipe and what it extends.
-            Values that one lacks are the recipe's.
+        minutes: Time of this call, if ``runs`` is None.
+        runs: Budget of the whole study in runs of the recipe, of any time.
+        seed: Seed of the settings that are tried. The trials train with the recipe's seed.
     """
 
     lr: tuple[float, float] | None = None
     also: tuple[str, ...] = ()
-    coarse: float = 0.25
-    metric: Metric = "top1"
-    trials: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
+    minutes: float = 30.0
+    runs: float | None = None
     seed: int = 0
-    guesses: tuple[Mapping[str, float], ...] = ()
 
 
 def search(
@@ -89,8 +75,8 @@ def search(
 ) -> Found:
     """Search for the best peak learning rate and warm-up of a recipe.
 
-    Call it again with the same arguments to resume, with a larger budget to go on, and from
-    several jobs at once, on machines that share ``out``, to share the work.
+    After each trial, and whatever ends the search, ``recipe.yaml`` and ``trials.json`` in ``out``
+    have the best settings so far. The same call resumes a search that was interrupted.
 
     Args:
         recipe: Name or path of the recipe.
@@ -105,16 +91,21 @@ def search(
         The result, on every rank.
 
     Raises:
-        RecipeError, DataError: The recipe, the data or an option is invalid, the folder holds a
-            study of something else, or no trial has finished.
-        SystemExit: The process was told to end by a signal. The trial is run again by the
-            next call.
+        RecipeError, DataError: The recipe, the data or an option is invalid, the budget is too
+            small, the folder holds a study of something else, or all trials diverged.
+        SystemExit: The process was told to end by a signal.
     """
-    return _Search(recipe, overrides, job, Path(out), options or Options(), say).run()
+    found = _Search(recipe, overrides, job, Path(out), options or Options(), say)
+    with ExitStack() as stack:
+        with job.raise_on_all_ranks():
+            found.prepare()
+            if job.is_main:
+                found.open(stack)
+        return found.run()
 
 
 class _Search:
-    """One worker of a search: the ranks of a job."""
+    """A search on the ranks of a job; its study is on rank 0."""
 
     def __init__(
         self,
@@ -125,201 +116,230 @@ class _Search:
         options: Options,
         say: Callable[[str], None],
     ) -> None:
-        self._start = time.monotonic()
-        minutes = math.inf if options.minutes is None else options.minutes
-        self._deadline = self._start + 60 * minutes
+        self._began = time.monotonic()
         self._recipe, self._job, self._out, self._options = recipe, job, out, options
-        self._given, self._asked = list(overrides), tuple(kept(overrides))
-        self._say = say if job.is_main else lambda line: None
-        self._precision = ""  # of the trial before
-        with job.raise_on_all_ranks():
-            self._prepare()
-        self._study: Study | None = None
-        with job.raise_on_all_ranks():
-            if job.is_main:
-                pruner = BehindHigherRates.of(self._full, self._held_out)
-                self._study = Study(out, self._about(), options.metric, pruner)
+        self._given, self._say = list(overrides), say if job.is_main else lambda line: None
+        self._precision: list[str] = []  # of the trial before, which `auto` takes time to choose
+        self._late: list[float] = []  # how much longer trials of this call took than expected
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Check what was asked for, before anything is written."""
         options, asked = self._options, load(self._recipe, self._given).recipe
         if asked.resume.from_:
             raise RecipeError("resume: trials start anew; valid here: resume=false")
-        for name in ("trials", "epochs", "minutes"):
-            limit = getattr(options, name)
-            if limit is not None and not limit > 0:
-                raise RecipeError(f"--{name}: {limit:g} is no budget; valid: above 0")
-        if not 0 < options.coarse <= 1:
-            raise RecipeError(f"--coarse: {options.coarse:g} is no share; valid: above 0, up to 1")
+        for name, limit in (("minutes", options.minutes), ("runs", options.runs)):
+            if limit is not None and not 0 < limit < math.inf:
+                raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
         self._held_out = held_out(asked)
         hold_out = f"data.holdout={self._held_out}"
+        # Without what a trial cannot have, or what its settings replace.
+        dropped = ("scale", "run_dir", "evaluate_every")
+        self._asked = [o for o in self._given if o.partition("=")[0].strip() not in dropped]
         self._base = [*self._asked, hold_out]
-        # With the user's `scale`, which the trials do not have: they set the rate.
+        # With the user's `scale`, from which the rates start.
         loaded = load(self._recipe, [*self._given, hold_out])
         self._name, self._full = loaded.name, loaded.recipe
-        train, _ = build_sources(self._full)
-        images, self._guessing = len(train), Guessing(len(train.classes))
+        images = len(build_sources(self._full)[0])
         self._timeline = timeline_of(self._full, images, self._job.world_size)
-        self._space = space_of(
-            self._full, options.also, options.lr, longest_warmup(self._full, self._timeline)
-        )
-        warmup = fraction(self._full.schedule.warmup, self._full, self._timeline)
-        own = own_settings(self._full, self._space, warmup)
-        self._guesses = [
-            {d.name: d.clipped(float({**own, **guess}[d.name])) for d in self._space}
-            for guess in options.guesses
-        ] or guesses(own, self._space, self._full, bases(self._recipe))
-        coarse = None if options.coarse == 1 else options.coarse * self._full.epochs
-        self._lengths = Lengths(coarse, self._full.epochs)
-        limits = (options.trials, options.epochs, options.minutes)
-        epochs = options.epochs
-        if limits == (None, None, None):
-            epochs = DEFAULT_EPOCHS * self._full.epochs
-        if epochs is not None and epochs < self._full.epochs:
+        self._space = space_of(self._full, self._timeline, options.also, options.lr)
+        own = own_settings(self._full, self._timeline, self._space)
+        self._first = first_settings(own, self._space)
+        load(self._recipe, self._overrides(self._first[-1], 1.0))
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the study on rank 0, which alone may write into the folder from now on."""
+        try:
+            self._out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(self._out, self._say))
+            self._study = Study(self._out, self._full, self._space, self._options.seed)
+        except OSError as error:
             raise RecipeError(
-                f"--epochs: {epochs:g} does not hold one run of the recipe, {self._full.epochs:g} "
-                "epochs; valid: at least that, or a recipe with fewer epochs"
-            )
-        self._budget = Budget(options.trials, epochs, options.minutes)
-        longest = {**self._guesses[0], "warmup": self._space[1].high}
-        for stage in STAGES:  # whether trials fit the data, before the first one
-            trial = self._load_trial(stage, longest)
-            learning_rates(trial, timeline_of(trial, images, self._job.world_size))
-
-    def _about(self) -> About:
-        """What the study is of: it is not continued for anything else."""
-        data = self._full.data.model_copy(update={"path": None})  # elsewhere on other machines
-        same = {"run_dir": None, "resume": Resume(), "data": data}
-        return About(
-            self._name,
-            self._full.model_copy(update=same),
-            {d.name: (d.low, d.high) for d in self._space},
-            self._options.metric,
-            self._options.coarse,
-        )
-
-    def _trial_overrides(self, stage: Stage, settings: Settings) -> list[str]:
-        share = self._lengths.of(stage) / self._lengths.fine
-        return [
-            *self._base,
-            *setting_overrides(self._full, self._timeline, settings, share),
-            f"evaluate_every={EVALUATE_EVERY}dur",
-            "gradient_noise_every=null",  # which may be longer than a coarse trial
-        ]
-
-    def _load_trial(self, stage: Stage, settings: Settings) -> Recipe:
-        return load(self._recipe, self._trial_overrides(stage, settings)).recipe
+                f"--out: cannot write into {self._out}: {error.strerror}; valid: another folder"
+            ) from None
 
     def run(self) -> Found:
-        """Run trials until the budget is used up."""
+        """Make trials until the budget is used up or no trial is left to make."""
+        self._plan_trials()
         while True:
-            begun = None
             with self._job.raise_on_all_ranks():
-                if self._study:
-                    begun = self._begin(self._study)
-            order = [begun.stage, begun.trial.params, str(begun.folder)] if begun else []
-            told = json.loads(self._job.from_main(json.dumps(order)))
-            if not told:
+                own = self._next() if self._job.is_main else None
+            trial = self._job.gather(own)[0]
+            if trial is None:
                 break
-            stage, settings, folder = told
-            self._train(begun, stage, settings, Path(folder))
-        return self._found()
+            self._make(trial)
+        with self._job.raise_on_all_ranks():
+            if self._job.is_main and not self._write():
+                rate, number = self._space["lr"], len(self._study.trials())
+                raise RecipeError(
+                    f"--lr: all {number} trials, from {rate.low:g} to {rate.high:g}, diverged; "
+                    "valid: a range of lower rates"
+                )
+        found = self._job.gather(self._found() if self._job.is_main else None)[0]
+        assert found is not None
+        return found
 
-    def _begin(self, study: Study) -> Begun | None:
-        """Begin the next trial on rank 0, None if none fits into the budget."""
-        options = self._options
-        with study.locked():
-            for trial in study.give_up_killed():
-                self._say(f"{title(trial)}: its worker has ended, so it is run again")
-            trials = study.trials()
-            stage = next_stage(
-                trials,
-                self._lengths,
-                self._budget,
-                time.monotonic() - self._start,
-                study.machine,
-            )
-            if stage is None:
-                return None
-            here = [t for t in trials if t.stage == stage]
-            coarse = [t for t in trials if t.stage == "coarse"] if stage == "fine" else []
-            settings = next_settings(
-                here, coarse, self._space, self._guesses, options.metric, options.seed
-            )
-            return study.begin(stage, settings, self._space)
-
-    def _train(self, begun: Begun | None, stage: Stage, settings: Settings, folder: Path) -> None:
-        """Train a trial on all ranks, and note how it ended."""
-        study = self._study
-        watch = None
-        if study and begun:
-            epochs = self._lengths.of(stage)
-            watch = Watch(
-                partial(study.report, begun),
-                self._guessing,
-                epochs=epochs,
-                warmup=settings["warmup"] * epochs,
-                deadline=self._deadline,
-            )
-        overrides = self._trial_overrides(stage, settings)
-        if self._precision:  # which `auto` would take time to choose again
-            overrides.append(f"precision={self._precision}")
-        try:
-            if watch and begun:
-                with begun.alive():
-                    outcome = measure(self._recipe, overrides, self._job, folder, watch)
+    def _plan_trials(self) -> None:
+        """Fit the lengths of trials to the budget; those of a study that goes on stay."""
+        own = self._study.note("plan") if self._job.is_main else None
+        known: dict[str, dict[str, Any]] | None = self._job.gather(own)[0]
+        timed = None
+        if self._options.runs is not None:
+            cost, budget = Cost(0.0, 1.0, "runs"), self._options.runs
+        else:
+            budget = 60 * self._options.minutes
+            if known is not None and known["cost"]["unit"] == "seconds":
+                cost = Cost(**known["cost"])
             else:
-                outcome = measure(self._recipe, overrides, self._job, folder)
+                cost = timed = self._timed()
+        with self._job.raise_on_all_ranks():
+            spent = time.monotonic() - self._began if timed else 0.0
+            planned = plan(budget, cost, self._timeline.total_steps, spent)
+            if known is not None:
+                planned = Plan(**known["plan"])
+            elif self._job.is_main:
+                self._study.set_note("plan", {"plan": asdict(planned), "cost": asdict(cost)})
+        self._budget, self._cost, self._plan = budget, cost, planned
+        self._say(describe(planned, cost, budget - spent, self._full.epochs))
+
+    def _timed(self) -> Cost:
+        """What a trial takes, by a few updates at the lowest rate and an evaluation."""
+        share = min(1.0, (TIMED_UPDATES + 0.01) / self._timeline.total_steps)
+        lowest = {**self._first[0], "lr": self._space["lr"].low}
+        keys = ("log_every=1", "evaluate_every=1dur")
+        folder = self._out / "trials" / "timed"
+        try:
+            outcome = measure(
+                self._recipe, [*self._overrides(lowest, share), *keys], self._job, folder
+            )
+        finally:
+            if self._job.is_main:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._precision = [f"precision={outcome.precision}"]
+        if outcome.signal:
+            raise SystemExit(128 + outcome.signal)
+        step, once = outcome.step_seconds, outcome.evaluation_seconds
+        start = outcome.seconds - outcome.readings[-1].step * step - once
+        return Cost(
+            max(0.0, start) + once / EVALUATE_EVERY, step * self._timeline.total_steps, "seconds"
+        )
+
+    def _overrides(self, settings: Settings, share: float) -> list[str]:
+        return [
+            *self._base,
+            *trial_overrides(self._full, self._timeline, settings, share),
+            f"evaluate_every={EVALUATE_EVERY}dur",
+            "gradient_noise_every=null",  # which may be longer than a trial
+            *self._precision,
+        ]
+
+    def _next(self) -> Tried | None:
+        """Begin the next trial on rank 0; None if none fits into the budget, or none is left."""
+        trials = self._study.trials()
+        if self._cost.unit == "runs":
+            left = self._budget - sum(t.epochs for t in trials) / self._full.epochs
+        else:
+            left = self._budget - (time.monotonic() - self._began)
+            left /= statistics.median(self._late or [1.0])
+        number = sum(t.stage == "coarse" and t.counts for t in trials)
+        begun = any(t.stage == "fine" for t in trials)
+        if not begun and holds_coarse(number, left, self._plan, self._cost):
+            return self._study.begin_coarse(self._first)
+        centre, line = self._line(trials)
+        if centre is None or self._cost.of(self._plan.fine) > left + 1e-9:
+            return None
+        rate = centre.settings["lr"]
+        lowest, highest = self._options.lr or (lowest_peak(self._full), math.inf)
+        place, seed = next_place(line, rate, lowest, highest)
+        if (place, seed) in line:
+            return None
+        settings = {**centre.settings, "lr": rate_at(rate, place)}
+        return self._study.begin_fine(settings, place, seed)
+
+    def _line(self, trials: Sequence[Tried]) -> tuple[Tried | None, Results]:
+        """The best coarse trial, and the results on the line around it.
+
+        A coarse trial that is as long as a fine one is on the line itself.
+        """
+        centre = best_of(t for t in trials if t.stage == "coarse")
+        alike = self._plan.coarse == self._plan.fine and centre and centre.state == "finished"
+        own = {(0, 0): centre.score} if centre and alike else {}
+        return centre, {**own, **line_of(trials)}
+
+    def _make(self, tried: Tried) -> None:
+        """Make a trial on all ranks, and note how it ended."""
+        share = self._plan.coarse if tried.stage == "coarse" else self._plan.fine
+        overrides = self._overrides(tried.settings, share)
+        overrides.append(f"seed={self._full.seed + tried.seed}")
+        folder = self._out / "trials" / f"{tried.stage}-{tried.number:03d}"
+        is_main = self._job.is_main
+        stopped: list[State] = []
+
+        def watch(reading: Reading) -> str | None:
+            if self._study.report(reading):
+                stopped.append("pruned")
+            elif self._cost.unit == "seconds" and time.monotonic() > self._began + self._budget:
+                stopped.append("out of time")
+            return stopped[-1] if stopped else None
+
+        try:
+            outcome = measure(
+                self._recipe, overrides, self._job, folder, watch if is_main else None
+            )
         except BaseException:
-            if study and begun:
+            if is_main:
                 with suppress(Exception):
-                    last = begun.last
-                    study.tell(begun, "interrupted", last.epoch if last else 0.0, 0.0)
+                    self._study.tell("interrupted")
+                    self._write()
             raise
         finally:
-            if study:
+            if is_main:
                 shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         with self._job.raise_on_all_ranks():
-            if study and begun and watch:
-                ended = study.tell(begun, watch.state(outcome), outcome.epochs, outcome.seconds)
-                self._say(describe(ended))
-        self._precision = outcome.precision
+            if is_main:
+                state = _state(outcome, stopped)
+                ended = self._study.tell(state, epochs=outcome.epochs, seconds=outcome.seconds)
+                self._say(report.describe(ended))
+                self._write()
+                if state == "finished":
+                    self._late.append(outcome.seconds / max(1e-9, self._cost.of(share)))
+        self._precision = [f"precision={outcome.precision}"]
         if outcome.signal:
             raise SystemExit(128 + outcome.signal)
 
-    def _found(self) -> Found:
-        trials = self._job.gather(self._study.trials() if self._study else [])[0]
-        with self._job.raise_on_all_ranks():
-            best = self._best(trials)
+    def _found(self) -> Found | None:
+        """The best so far; None if there is nothing, or all diverged."""
+        trials = self._study.trials()
+        best, line = self._line(trials)
+        if any(score > WORST for score in line.values()):
+            place = (best_place(line), 0)
+            fine = (t for t in trials if t.stage == "fine" and t.counts)
+            best = next((t for t in fine if (t.place, t.seed) == place), best)
+        if best is None:
+            return None
+        tuned = trial_overrides(self._full, self._timeline, best.settings)
         return Found(
             recipe=self._recipe,
-            overrides=self._asked,
+            overrides=tuple(self._asked),
             best=best,
-            best_overrides=tuple(setting_overrides(self._full, self._timeline, best.settings)),
+            best_overrides=tuple(tuned),
             trials=tuple(trials),
             space=self._space,
-            epochs=self._lengths.fine,
-            coarse=self._options.coarse,
+            epochs=self._full.epochs,
             held_out=self._held_out,
-            metric=self._options.metric,
             folder=self._out,
         )
 
-    def _best(self, trials: Sequence[Tried]) -> Tried:
-        order = ranked([t for t in trials if t.state == "finished"], self._options.metric)
-        if order:
-            return order[0]
-        if any(t.state == "running" for t in trials):
-            raise RecipeError(
-                f"--out: no trial of {self._out} has finished yet, and other workers still train "
-                "some; valid: the same command once they have"
-            )
-        ended = [t for t in trials if t.state in ("diverged", "pruned")]
-        if not ended:
-            limit = "epochs" if self._options.minutes is None else "minutes"
-            raise RecipeError(f"--{limit}: {TOO_SHORT}")
-        rate = self._space[0]
-        raise RecipeError(
-            f"--lr: none of {len(ended)} trials between {rate.low:g} and {rate.high:g} "
-            "finished, as their losses diverged; valid: a range of lower rates"
-        )
+    def _write(self) -> bool:
+        """Write the best so far; whether there is any."""
+        found = self._found()
+        if found:
+            report.write(found)
+        return found is not None
+
+
+def _state(outcome: Outcome, stopped: Sequence[State]) -> State:
+    """How a trial ended that could be stopped for the given reasons."""
+    last = outcome.readings[-1] if outcome.readings else None
+    if outcome.status == "diverged" or last is None or not math.isfinite(last.loss):
+        return "diverged"
+    return stopped[-1] if outcome.status == "stopped" and stopped else "finished"

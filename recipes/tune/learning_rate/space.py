@@ -1,107 +1,66 @@
-"""What the search varies: its dimensions, its first guesses, and points that fill a range evenly.
+"""What a search varies, and the overrides that give a recipe the values of a trial.
 
-Settings are values by the name of a dimension: ``lr`` is the peak learning rate, ``warmup`` the
-warm-up as a fraction of the run, and the others are the recipe's keys of that name.
+Settings are values by name: ``lr`` is the peak learning rate, ``warmup`` the warm-up as a share of
+the run, and the others are the recipe's keys of that name. All lengths are shares of the run, so
+that they fit a trial of any number of epochs.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
 
+from optuna.distributions import FloatDistribution
+
+from ....lars import Span
 from ...errors import RecipeError
 from ...schema.optimizers import entry_of
 from ...schema.recipe import Recipe
+from ...training.timeline import Timeline
 
 Settings = dict[str, float]
+Space = dict[str, FloatDistribution]
 
-#: Warm-up of the guesses where the recipe has none, as a fraction of the run.
-GUESSED_WARMUP = 0.15
 #: The range of the learning rate reaches from the recipe's over this to the recipe's times this.
 REACH = 30.0
-#: What ``also`` may name.
-FURTHER = ("power", "momentum", "weight_decay", "trust_coefficient")
+#: Longest warm-up that is tried, as a share of the run, unless the recipe's is longer.
+LONGEST_WARMUP = 0.4
+#: Warm-up of the first trials where the recipe has none, as a share of the run.
+USUAL_WARMUP = 0.15
+#: Places in the range of the rate, on a logarithmic scale, of the first trials after the recipe's.
+FIRST_PLACES = (0.3, 0.7, 0.1, 0.9)
 
-_SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
-    "linear": (lambda x: x, lambda y: y),
-    "log": (math.log, math.exp),
-    "log of 1 - x": (lambda x: -math.log1p(-x), lambda y: -math.expm1(-y)),
+_KEYS = {
+    "lr": "optimizer.lr",
+    "momentum": "optimizer.momentum",
+    "weight_decay": "optimizer.weight_decay",
+    "trust_coefficient": "optimizer.trust_coefficient",
+    "power": "schedule.power",
 }
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """A value that is varied.
-
-    Attributes:
-        name: ``lr``, ``warmup`` or one of :data:`FURTHER`.
-        low: Smallest value.
-        high: Largest value, above ``low``.
-        scale: What the value is spread evenly on: ``linear``, ``log`` or ``log of 1 - x``.
-    """
-
-    name: str
-    low: float
-    high: float
-    scale: str = "log"
-
-    def unit(self, value: float) -> float:
-        """Place of a value in the range, from 0 to 1 inside of it."""
-        to, _ = _SCALES[self.scale]
-        return (to(value) - to(self.low)) / (to(self.high) - to(self.low))
-
-    def value(self, unit: float) -> float:
-        """The value at a place in the range, in three digits."""
-        to, back = _SCALES[self.scale]
-        found = back(to(self.low) + unit * (to(self.high) - to(self.low)))
-        return self.clipped(self.rounded(found))
-
-    def clipped(self, value: float) -> float:
-        """The value of the range that is nearest to ``value``."""
-        return min(max(value, self.low), self.high)
-
-    def rounded(self, value: float) -> float:
-        """``value`` in three significant digits; of a momentum, those of its distance from 1."""
-        if self.scale == "log of 1 - x":
-            return round(1 - float(f"{1 - value:.3g}"), 12)
-        return round(value, 3) if self.scale == "linear" else float(f"{value:.3g}")
-
-    def around(self, value: float, factor: float) -> Dimension:
-        """The part of the range that is within a factor of a value; all of a linear one."""
-        if self.scale == "linear":
-            return self
-        to, back = _SCALES[self.scale]
-        low, high = (back(to(value) + sign * math.log(factor)) for sign in (-1, 1))
-        return replace(self, low=max(low, self.low), high=min(high, self.high))
+#: What can be varied beside learning rate and warm-up.
+FURTHER = ("power", "momentum", "weight_decay", "trust_coefficient")
 
 
 def space_of(
-    recipe: Recipe,
-    also: Iterable[str] = (),
-    lr: tuple[float, float] | None = None,
-    longest_warmup: float = 0.4,
-) -> tuple[Dimension, ...]:
-    """Return the dimensions of a search, ``lr`` and ``warmup`` first.
+    recipe: Recipe, timeline: Timeline, also: Iterable[str], lr: tuple[float, float] | None
+) -> Space:
+    """Return the ranges of a search, those of ``lr`` and ``warmup`` first.
 
     Args:
-        recipe: The recipe. Its values are inside the ranges, but for a rate outside of a given
-            range, a warm-up that is longer than ``longest_warmup``, and a weight decay of 0.
-        also: Further dimensions, of :data:`FURTHER`.
+        recipe: The recipe.
+        timeline: The timeline of its run.
+        also: What is varied too, of :data:`FURTHER`.
         lr: Range of the learning rate. Default: a factor of :data:`REACH` around the recipe's.
-        longest_warmup: Longest warm-up, as a fraction of the run.
 
     Raises:
         RecipeError: A range is empty, or the recipe does not have a value that is asked for.
     """
-    schedule, options = recipe.schedule, recipe.optimizer
-    least = max(schedule.start, schedule.end)
+    least, own = lowest_peak(recipe), recipe.optimizer.lr
     if lr is None:
-        if options.lr == 0:
+        if own == 0:
             raise RecipeError("optimizer.lr: 0 gives no range of rates; valid: a range by --lr")
-        low, high = (float(f"{rate:.3g}") for rate in (options.lr / REACH, options.lr * REACH))
-        lr = (max(low, least), max(high, 2 * least))
+        lr = max(rounded(own / REACH), least), max(rounded(own * REACH), 2 * least)
     elif not (0 < lr[0] < lr[1] < math.inf):
         raise RecipeError(
             f"--lr: {lr[0]:g}..{lr[1]:g} is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"
@@ -111,97 +70,111 @@ def space_of(
             f"--lr: {lr[0]:g} is below schedule.start or schedule.end, {least:g}; valid: LOW of at "
             "least that, or other values of these keys"
         )
-    found = [Dimension("lr", *lr), Dimension("warmup", 0.0, longest_warmup, "linear")]
-    return (*found, *(_further(name, recipe) for name in dict.fromkeys(also)))
-
-
-def _further(name: str, recipe: Recipe) -> Dimension:
-    schedule, options = recipe.schedule, recipe.optimizer
-    keys = entry_of(options.name).keys
-    if name not in FURTHER:
-        raise RecipeError(f"--also: cannot vary {name!r}; valid: {', '.join(FURTHER)}")
-    if name == "power":
-        if schedule.name != "polynomial":
-            raise RecipeError(
-                f"--also: power is of polynomial decay, and schedule.name is {schedule.name}; "
-                "valid: leave it out"
-            )
-        return _including(schedule.power, Dimension(name, 0.5, 4.0))
-    if name == "weight_decay":
-        own = options.weight_decay
-        return Dimension(name, own / 10, own * 10) if own else Dimension(name, 1e-6, 1e-3)
-    if name not in keys:
-        raise RecipeError(
-            f"--also: {options.name} does not take {name}; valid: "
-            f"{', '.join(key for key in FURTHER if key in ('power', 'weight_decay', *keys))}"
-        )
-    if name == "momentum":
-        return _including(options.momentum, Dimension(name, 0.5, 0.98, "log of 1 - x"))
-    return Dimension(name, options.trust_coefficient / 10, options.trust_coefficient * 10)
-
-
-def _including(value: float, dimension: Dimension) -> Dimension:
-    return replace(dimension, low=min(value, dimension.low), high=max(value, dimension.high))
-
-
-def own_settings(recipe: Recipe, space: Sequence[Dimension], warmup: float) -> Settings:
-    """The recipe's own values; ``warmup`` is its warm-up as a fraction of the run."""
-    values = {
-        "lr": recipe.optimizer.lr,
-        "warmup": round(warmup, 3),
-        "power": recipe.schedule.power,
-        "momentum": recipe.optimizer.momentum,
-        "weight_decay": recipe.optimizer.weight_decay,
-        "trust_coefficient": recipe.optimizer.trust_coefficient,
+    longest = max(LONGEST_WARMUP, _own_warmup(recipe, timeline))
+    schedule = recipe.schedule
+    ends = schedule.milestones[:1]
+    if schedule.decay is not None and schedule.decay_from == "start":
+        ends = (schedule.decay,)
+    longest = min([longest, *(0.9 * _share(span, recipe, timeline) for span in ends)])
+    found = {
+        "lr": FloatDistribution(*lr, log=True),
+        "warmup": FloatDistribution(0.0, math.floor(1000 * longest) / 1000),
     }
-    return {d.name: d.clipped(values[d.name]) for d in space}
+    return {**found, **{name: _further(name, recipe) for name in also}}
 
 
-def guesses(
-    own: Settings,
-    space: Sequence[Dimension],
-    recipe: Recipe,
-    bases: Sequence[Mapping[str, Any]] = (),
-) -> list[Settings]:
-    """The settings that are tried first: the recipe's own, and rates scaled from other batches.
+def _further(name: str, recipe: Recipe) -> FloatDistribution:
+    schedule, options = recipe.schedule, recipe.optimizer
+    known = ["weight_decay", *entry_of(options.name).keys]
+    known += ["power"] if schedule.name == "polynomial" else []
+    valid = [key for key in FURTHER if key in known]
+    if name not in valid:
+        raise RecipeError(f"--also: {name} cannot be varied here; valid: {', '.join(valid)}")
+    own: float = schedule.power if name == "power" else getattr(options, name)
+    if name in ("power", "momentum"):
+        low, high = (0.5, 4.0) if name == "power" else (0.5, 0.98)
+        return FloatDistribution(min(low, own), max(high, own))
+    low, high = (own / 10, own * 10) if own else (1e-6, 1e-3)
+    return FloatDistribution(low, high, log=True)
 
-    Where a recipe that this one builds on has another batch size and the same optimizer, its rate
-    is scaled linearly and by the square root (see :mod:`largebatch.recipes.schema.lr_scaling`).
-    Without a warm-up of the recipe's own, all but the first have one of :data:`GUESSED_WARMUP`.
+
+def lowest_peak(recipe: Recipe) -> float:
+    """The lowest peak that the recipe's schedule can have."""
+    return max(recipe.schedule.start, recipe.schedule.end)
+
+
+def own_settings(recipe: Recipe, timeline: Timeline, space: Space) -> Settings:
+    """The recipe's own values, or those of the ranges that are nearest to them."""
+    values = {key: getattr(recipe.optimizer, key) for key in _KEYS if key != "power"}
+    values |= {"power": recipe.schedule.power, "warmup": _own_warmup(recipe, timeline)}
+    return {name: min(max(values[name], d.low), d.high) for name, d in space.items()}
+
+
+def first_settings(own: Settings, space: Space) -> list[Settings]:
+    """The settings of the first trials: the recipe's own, then rates over the whole range."""
+    rate, warmup = space["lr"], own["warmup"] or min(USUAL_WARMUP, space["warmup"].high)
+    places = (rate.low * (rate.high / rate.low) ** place for place in FIRST_PLACES)
+    found = [own, *({**own, "warmup": warmup, "lr": rounded(lr)} for lr in places)]
+    return [settings for i, settings in enumerate(found) if settings not in found[:i]]
+
+
+def rounded(value: float) -> float:
+    """``value`` in three significant digits."""
+    return float(f"{value:.3g}")
+
+
+def trial_overrides(
+    recipe: Recipe, timeline: Timeline, settings: Mapping[str, float], share: float = 1.0
+) -> list[str]:
+    """Return the overrides that give a recipe the values of a trial and a share of its length.
 
     Args:
-        own: The recipe's own values.
-        space: The dimensions. Rates outside of the range are left out.
         recipe: The recipe.
-        bases: Contents of the recipe files that it builds on, as
-            :func:`largebatch.recipes.schema.load.bases` returns them.
+        timeline: The timeline of its run at full length.
+        settings: The trial's values.
+        share: Length of the trial over that of the recipe.
     """
-    longest = next(d for d in space if d.name == "warmup").high
-    usual = {**own, "warmup": own["warmup"] or min(GUESSED_WARMUP, longest)}
-    rate = next(d for d in space if d.name == "lr")
-    rates = [own["lr"]]
-    for base in reversed(bases):
-        batch, options = base.get("batch_size"), base.get("optimizer")
-        lr = options.get("lr") if isinstance(options, dict) else None
-        if not (isinstance(batch, int) and isinstance(lr, int | float)):
-            continue
-        if batch == recipe.batch_size or options.get("name", "lars") != recipe.optimizer.name:
-            continue
-        ratio = recipe.batch_size / batch
-        rates += [rate.rounded(lr * ratio), rate.rounded(lr * math.sqrt(ratio))]
-    inside = [r for r in rates if rate.low <= r <= rate.high]
-    found = [own, *({**usual, "lr": r} for r in inside)]
-    return [s for i, s in enumerate(found) if s not in found[:i]]
+    schedule = recipe.schedule
+    found = [f"{_KEYS[name]}={value!r}" for name, value in settings.items() if name in _KEYS]
+    found.append(f"schedule.warmup={_of_run(settings['warmup'])}")
+    if schedule.decay is not None and schedule.decay_from == "warmup":
+        # The decay ends at the same place of the run, whatever the warm-up.
+        rise = timeline.steps(schedule.warmup)
+        end = timeline.epoch(rise + timeline.steps(schedule.decay, after=rise)) / recipe.epochs
+        found.append(f"schedule.decay={_of_run(max(end - settings['warmup'], 1e-3))}")
+    if share == 1:
+        return found
+
+    def scaled(span: Span) -> str:
+        return _of_run(_share(span, recipe, timeline))
+
+    found.append(f"epochs={recipe.epochs * share!r}")
+    if schedule.decay is not None and schedule.decay_from == "start":
+        found.append(f"schedule.decay={scaled(schedule.decay)}")
+    if schedule.milestones:
+        found.append(f"schedule.milestones={json.dumps([scaled(m) for m in schedule.milestones])}")
+    if recipe.stages:
+        stages = [
+            {**stage.model_dump(mode="json", exclude={"from_"}, exclude_none=True),
+             "from": scaled(stage.from_)}
+            for stage in recipe.stages
+        ]  # fmt: skip
+        found.append(f"stages={json.dumps(stages)}")
+    if recipe.stop_after is not None:
+        found.append(f"stop_after={scaled(recipe.stop_after)}")
+    return found
 
 
-def evenly(space: Sequence[Dimension], number: int, seed: int = 0) -> list[Settings]:
-    """The first points of a scrambled Sobol sequence (Sobol 1967; Owen 1998) over the ranges."""
-    from torch.quasirandom import SobolEngine
-
-    points = SobolEngine(len(space), scramble=True, seed=seed).draw(number).tolist()
-    return [{d.name: d.value(u) for d, u in zip(space, point, strict=True)} for point in points]
+def _own_warmup(recipe: Recipe, timeline: Timeline) -> float:
+    """The recipe's warm-up as a share of the run; one that is longer than the run is cut."""
+    share = _share(recipe.schedule.warmup, recipe, timeline)
+    return round(share, 3) if share < 1 else LONGEST_WARMUP
 
 
-def narrowed(space: Sequence[Dimension], best: Settings, factor: float) -> tuple[Dimension, ...]:
-    """The dimensions within a factor of the best settings; linear ones stay whole."""
-    return tuple(d.around(best[d.name], factor) for d in space)
+def _share(span: Span, recipe: Recipe, timeline: Timeline) -> float:
+    """A length from the start of the run as a share of the run."""
+    return timeline.epoch(timeline.steps(span)) / recipe.epochs
+
+
+def _of_run(share: float) -> str:
+    return str(Span(min(round(share, 6), 1.0), "dur"))

@@ -19,7 +19,7 @@ from largebatch.recipes.training.folder.metrics import SkippedImages, read_metri
 from largebatch.recipes.training.folder.weights import write_weights
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.training.watch.trackers import TensorBoard
-from largebatch.recipes.tune.runs import measure
+from largebatch.recipes.tune.trial import measure
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB, assert_same, make, train, weights
 from tests.recipes.training.test_resume import checkpoints, timeless

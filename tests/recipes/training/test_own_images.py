@@ -13,7 +13,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.tune.runs import held_out
+from largebatch.recipes.tune.trial import held_out
 from tests.conftest import write_images
 from tests.recipes.commands.test_app import run
 from tests.recipes.runs import assert_same

@@ -255,7 +255,7 @@ def test_commands_run_as_they_are_shown(photos, here, capsys, end):
     assert [shlex.split(command)[1] for command in facts["next"]] == kinds.split()
     found = {}
     for command in facts["next"]:
-        further = " --lr 0.01..1e4 --steps 20" if " tune lr " in command else ""
+        further = " --lr 0.01..1 --runs 8" if " tune lr " in command else ""
         found[shlex.split(command)[1]] = run_command(command + further)
     assert Path("report.html").stat().st_size > 10_000
     assert "export" not in found or Path("export/config.json").is_file()

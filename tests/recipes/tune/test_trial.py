@@ -10,7 +10,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.tune.runs import held_out, measure
+from largebatch.recipes.tune.trial import held_out, measure
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB
 
@@ -119,6 +119,8 @@ def test_a_run_is_measured_on_held_out_images(photos, tmp_path):
     assert [r.step for r in found.readings] == [1, 2, 3, 4, 5]
     assert found.epochs == pytest.approx(2, abs=0.01)
     assert found.readings[-1].epoch == found.epochs
+    assert 0 < found.step_seconds < found.seconds
+    assert 0 < found.evaluation_seconds < found.seconds
     assert [epoch for epoch, _ in found.training] == pytest.approx([0.8, 1.6, 2.0])
     # One image of 13 is 7.7 points: the validation set has 23 images.
     assert {round(r.top1 * 13 / 100, 6) % 1 for r in found.readings} == {0.0}

@@ -7,6 +7,8 @@ training, with its batch, accumulation, ranks and precision; only what it writes
 from __future__ import annotations
 
 import gc
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +62,9 @@ class Outcome:
         training: Pairs of epoch and mean training loss since the pair before, in order.
         epochs: Epochs of training images read, which the run cost.
         seconds: Time that the run took, with its start.
+        step_seconds: With ``log_every=1``, the median time of an update after the first two, which
+            take longer, if there are more.
+        evaluation_seconds: Median time of an evaluation; 0 without any.
         precision: Numeric precision that it ran in, chosen where the recipe says ``auto``.
         signal: Number of a signal to stop that came too late to stop the run; 0: none came.
             The caller should end.
@@ -70,15 +75,14 @@ class Outcome:
     training: tuple[tuple[float, float], ...]
     epochs: float
     seconds: float
+    step_seconds: float = math.nan
+    evaluation_seconds: float = 0.0
     precision: str = ""
     signal: int = 0
 
 
 #: Is given each reading, and returns why the run should stop, or None to let it go on.
 Watch = Callable[[Reading], str | None]
-
-#: Is given each reading of the training loss, and returns the same.
-WatchTraining = Callable[[float], str | None]
 
 
 def measure(
@@ -87,7 +91,6 @@ def measure(
     job: Job,
     run_dir: Path,
     watch: Watch | None = None,
-    watch_training: WatchTraining | None = None,
 ) -> Outcome:
     """Train a recipe on the ranks of a job and return what it measured, on every rank.
 
@@ -98,7 +101,6 @@ def measure(
         job: The ranks; all call this together.
         run_dir: Folder for what the run writes.
         watch: Looks at the held-out images' readings while the run goes on. Called on rank 0.
-        watch_training: Looks at the readings of the training loss in the same way.
 
     Raises:
         RecipeError, DataError: The recipe does not fit the data or the machine.
@@ -107,7 +109,7 @@ def measure(
     """
     start = time.monotonic()
     loaded = load(recipe, [*overrides, *_PLAIN, override("run_dir", str(run_dir))])
-    recorder = _Recorder(watch, watch_training)
+    recorder = _Recorder(watch)
     status: Literal["finished", "stopped", "diverged"] = "finished"
     trainer = Trainer.of(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)
     try:
@@ -123,6 +125,8 @@ def measure(
         tuple(recorder.training),
         trainer.timeline.epoch(trainer.step),
         time.monotonic() - start,
+        recorder.step_seconds,
+        statistics.median(recorder.evaluation_seconds or [0.0]),
         trainer.precision.name,
         int(job.all_reduce_max(trainer.signal)[0]),
     )
@@ -156,21 +160,31 @@ def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
 class _Recorder(Callback):
     """Collects the readings of a run, and stops it if what watches them says so."""
 
-    def __init__(self, watch: Watch | None, watch_training: WatchTraining | None) -> None:
+    def __init__(self, watch: Watch | None) -> None:
         self.readings: list[Reading] = []
         self.training: list[tuple[float, float]] = []
-        self._watch, self._watch_training = watch, watch_training
+        self.evaluation_seconds: list[float] = []
+        self._step_seconds: list[float] = []
+        self._watch, self._began = watch, math.nan
+
+    @property
+    def step_seconds(self) -> float:
+        """Median time of an update after the first two; of fewer, that of the last one."""
+        known = self._step_seconds
+        return statistics.median(known[2:] or known[-1:] or [math.nan])
+
+    def on_step_begin(self, step: int) -> None:
+        self._began = time.perf_counter()
 
     def on_start(self, run: RunContext) -> None:
         self._stop = run.stop
 
     def on_log(self, metrics: Metrics) -> None:
         if metrics.split == "train":
-            loss = metrics.values["loss"]
-            self.training.append((metrics.epoch, loss))
-            if self._watch_training and (reason := self._watch_training(loss)):
-                self._stop(reason)
+            self.training.append((metrics.epoch, metrics.values["loss"]))
+            self._step_seconds.append(time.perf_counter() - self._began)
             return
+        self.evaluation_seconds.append(metrics.values["seconds"])
         reading = Reading(
             metrics.step, metrics.epoch, metrics.values["loss"], metrics.values["top1"]
         )

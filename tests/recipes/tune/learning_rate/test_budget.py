@@ -1,0 +1,66 @@
+"""Lengths of trials are fitted to the budget, or the smallest one is named."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.tune.learning_rate.budget import (
+    FEWEST,
+    MOST,
+    UPDATES,
+    Cost,
+    describe,
+    holds_coarse,
+    plan,
+)
+
+
+@given(
+    start=st.floats(0, 100),
+    whole=st.floats(1, 1e6),
+    budget=st.floats(1, 1e7),
+    steps=st.integers(2, 10**6),
+    early=st.floats(0.3, 1.0),
+)
+def test_the_trials_that_are_planned_fit_and_a_larger_budget_has_longer_ones(
+    start, whole, budget, steps, early
+):
+    cost = Cost(start, whole, "seconds")
+    try:
+        planned = plan(budget, cost, steps)
+    except RecipeError as error:
+        least = float(re.search(r"at least ([\d.e+]+)", str(error))[1])
+        assert budget / 60 < least
+        planned, budget = plan(60 * least, cost, steps), 60 * least  # as it says
+    assert 0 < planned.coarse <= planned.fine <= 1
+    assert planned.coarse * steps >= min(UPDATES, steps) * 0.999
+    larger = plan(2 * budget, cost, steps)
+    assert (larger.coarse, larger.fine) >= (planned.coarse, planned.fine)
+    number, spent, fine = 0, 0.0, cost.of(planned.fine)
+    while holds_coarse(number, budget - spent, planned, cost):
+        spent += early * cost.of(planned.coarse)  # some end early
+        number += 1
+    assert FEWEST <= number <= MOST
+    # What is left holds the line, or at least its first rates.
+    assert spent + (3 if number <= FEWEST else 7) * fine <= budget * (1 + 1e-6) + 1e-6
+
+
+def test_it_is_said_how_many_trials_fit():
+    short = Cost(start=2.0, whole=100.0, unit="seconds")
+    assert describe(plan(360, short, 26), short, 360, epochs=20) == (
+        "a trial of 7.69 epochs takes about 40 s: 8 fit into 6.0 min"
+    )
+    runs = Cost(0.0, 1.0, "runs")
+    assert describe(plan(8, runs, 1000), runs, 8, epochs=20) == (
+        "a coarse trial of 3.43 epochs takes about 0.171 runs, a fine one of 13.7 about "
+        "0.686 runs: 18 and 7 fit into 8 runs"
+    )
+    with pytest.raises(RecipeError) as caught:
+        plan(60, short, 100, spent=10)
+    assert str(caught.value) == (
+        "--minutes: 1 is too little: the shortest trial takes about 12 s, and a search has 8 at "
+        "least; valid: at least 1.8"
+    )
