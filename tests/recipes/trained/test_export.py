@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -18,7 +19,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import RECIPE, load
 from largebatch.recipes.trained import export as exporting
 from largebatch.recipes.trained.card import accuracy_of
-from largebatch.recipes.trained.export import crop_share, targets_of
+from largebatch.recipes.trained.export import crop_share
 from largebatch.recipes.trained.score import score, wilson
 from largebatch.recipes.trained.source import open_trained
 from tests.recipes.commands.test_app import run
@@ -30,7 +31,6 @@ pytestmark = pytest.mark.slow("trains small networks and exports them")
 RESULTS = ("weights.pt", "summary.json", "classes.txt")
 OWN = {
     "resnet9": ["model.args.width=8"],
-    "airbench": ["model.args.widths=[8,8,8]", "init.images=20", "model.zero_init_last_norm=false"],
     "alexnet_bn": ["model.args.img_size=67", "data.image_size=67", "data.eval_resize=70",
                    "model.zero_init_last_norm=false", "stop_after=1"],
     "tests.recipes.trained.test_score:Tied": ["model.zero_init_last_norm=false"],
@@ -120,6 +120,29 @@ def test_the_card_tells_recipe_data_accuracy_versions_and_use(half, photos, tmp_
     assert_same(dict(found["model"].state_dict()), torch.load(half / "weights_ema.pt"))
 
 
+HOSTILE = "a|b <img src=x onerror=alert(1)> `c` [d](http://x) ![e](f) *g*"
+
+
+def test_what_comes_from_files_is_text_on_the_card(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run")
+    path, summary = tmp_path / "run" / RECIPE, tmp_path / "run" / "summary.json"
+    path.write_text(path.read_text().replace("recipe digits as", f"recipe {HOSTILE} as"))
+    facts = dict.fromkeys(["device", "train_images", "world_size"], f"{HOSTILE}\n# h\n\n| i | j |")
+    facts |= {"versions": {HOSTILE: HOSTILE}}
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | facts))
+    exported(tmp_path / "run", "safetensors", tmp_path / "out")
+    about, text = card_of(tmp_path / "out")
+    assert about.model_name == HOSTILE
+    blocks = MarkdownIt("commonmark").enable("table").parse(text)
+    tokens = [token for block in blocks for token in (block, *(block.children or ()))]
+    kinds = [token.type for token in tokens]
+    assert not {*kinds} & {"html_block", "html_inline", "link_open", "image", "em_open"}
+    assert (kinds.count("table_open"), kinds.count("heading_open")) == (2, 6)
+    assert kinds.count("td_open") == 3 + 2 * (kinds.count("tr_open") - 3)
+    shown = "".join(token.content for token in tokens if token.type == "text")
+    assert shown.count(HOSTILE) == 7  # in the heading, in four rows, and twice as a package
+
+
 @pytest.mark.parametrize("facts", [{"skipped_images": 2}, {"val_images": None}])
 def test_the_card_says_so_where_the_number_of_images_is_not_recorded(plain, tmp_path, facts):
     shutil.copytree(plain, tmp_path / "run")
@@ -181,11 +204,11 @@ def test_a_model_of_our_own_or_a_users_goes_to_safetensors_and_onnx(
 ):
     folder = tmp_path / "run"
     make(photos, folder, f"model.name={name}", *OWN[name], "optimizer.lr=0.1").run()
-    assert targets_of(name) == ["safetensors", "onnx"]
     refused = run("export", folder, "--trust-code", "--to", "timm", "--out", tmp_path / "timm")
     assert refused.exit_code == 2
     assert refused.stderr == (
-        f"largebatch: error: --to: {name} is not a model of timm; valid for it: safetensors, onnx\n"
+        f"largebatch: error: --to: {name} is not a model of timm; valid for {name}: safetensors, "
+        "onnx\n"
     )
     out = tmp_path / "safetensors"
     exported(folder, "safetensors", out, "--trust-code")
@@ -325,7 +348,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(plain, tmp_path, monkeypatch):
     for words, message in (
         (
             [plain, "--to", "onx", "--out", out],
-            "--to: unknown target 'onx'; valid for test_resnet: ",
+            "--to: unknown 'onx'; valid for test_resnet: ",
         ),
         (
             [plain, "--to", "onnx", "--out", out],
@@ -345,7 +368,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(plain, tmp_path, monkeypatch):
         ),
         (
             [tmp_path / "bare.pt", "--to", "timm", "--out", out, "--recipe", "cifar10-b256"],
-            "--to: resnet9 is not a model of timm; valid for it: safetensors, onnx",
+            "--to: resnet9 is not a model of timm; valid for resnet9: safetensors, onnx",
         ),
         (
             [tmp_path / "bare.pt", "--to", "timm", "--out", out, "--recipe", "digits"],
