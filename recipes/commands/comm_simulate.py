@@ -37,7 +37,7 @@ def comm_simulate(
     fitted: Fitted = None,
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Plan; default: DDP's, and the best predicted beside."),
+        typer.Option(metavar="FILE", help="Plan; default: DDP's own all-reduce."),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:

@@ -44,9 +44,9 @@ def evaluate(
     from ..errors import AgreedError
     from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined
-    from ..trained.overrides import for_evaluation, without_effect
+    from ..schema.no_effect import no_effect
     from ..trained.pretrained import open_weights
-    from ..trained.score import as_json, score
+    from ..trained.score import for_evaluation, score
     from ..training.process import reported_once
 
     is_main = os.environ.get("RANK", "0") == "0"
@@ -66,10 +66,11 @@ def evaluate(
         return
     if found.left_out:
         typer.echo(f"largebatch: warning: {found.left_out}", err=True)
-    for line in [*trained.notices, *without_effect(trained.loaded.recipe, overrides or [])]:
+    keys = [override.partition("=")[0].strip() for override in overrides or []]
+    for line in [*trained.notices, *no_effect(trained.loaded.recipe, keys)]:
         typer.echo(line, err=True)
     if json_:
-        print(json.dumps(as_json(found, trained), indent=2))
+        print(json.dumps(found.as_json(trained), indent=2))
         return
     low, high = found.top1_interval
     what = "moving average of the weights, " if trained.ema else ""

@@ -55,10 +55,9 @@ def export(
             check(to, load(recipe).recipe.model.name, out)
         trained = open_trained(run, recipe=recipe, ema=ema, trust_code=trust_code)
         target = check(to, trained.loaded.recipe.model.name, out)
-        lines = write(trained, target, out)
+        checked = write(trained, target, out)
     for line in trained.notices:
         typer.echo(line, err=True)
-    for line in lines:
-        print(line)
+    print(checked)
     for path in sorted(out.iterdir()):
         print(path)

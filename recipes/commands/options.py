@@ -87,7 +87,7 @@ Measured = Annotated[
     ),
 ]
 Picture = Annotated[
-    Path, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
+    Path | None, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
 ]
 
 

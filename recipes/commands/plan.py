@@ -27,8 +27,8 @@ def plan(
 ) -> None:
     """Plan a run before it starts: steps, memory per GPU, time to train and cost.
 
-    For each number of GPUs: accumulation, images per GPU and per batch norm, memory in each
-    precision, bytes reduced per step, step time, efficiency, the images that each node must read
+    For each number of GPUs: accumulation, images per GPU and per batch norm, memory, bytes
+    reduced per step, step time, efficiency, the images that each node must read
     per second, and the time to train with evaluation and checkpoints, with one range from all
     assumptions. Nothing is trained and no GPU is needed: memory is counted on tensors without
     numbers, and time follows from a measured throughput and a simulation of the all-reduce.

@@ -15,17 +15,6 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="Page to write: a name with .html."),
     ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="Top-1 in percent to tell the time and epochs to; default: the recipes' "
-            "target_accuracy.",
-        ),
-    ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print the tables of the page as JSON.")
-    ] = False,
 ) -> None:
     """Show a run, or compare several, on a page or in a picture.
 
@@ -34,31 +23,23 @@ def report(
     and have 95 % intervals. It is one file that opens offline. A single run also has its trust
     ratios by layer.
 
-    Without --out and --json, the metrics of one run are drawn into its report.png, as the trainer
-    does at the end of a run.
+    Without --out, the metrics of one run are drawn into its report.png, as the trainer does at the
+    end of a run.
 
     A run may be still going, stopped or diverged.
 
     \b
-      largebatch report runs/digits/* --target 99 --out report.html
+      largebatch report runs/digits/* --out report.html
     """
     from ..errors import RecipeError, exit_on_user_error
 
     with exit_on_user_error():
-        if target is not None and not 0 < target <= 100:
-            raise RecipeError(f"--target: {target:g}; valid: a percentage above 0 and up to 100")
-        if out is None and not json_:
+        if out is None:
             from ..report.picture import write_picture
             from ..training.folder.outcome import begun_metrics
 
             if len(runs) > 1:
-                raise RecipeError(
-                    "--out: missing for several runs; valid: --out report.html, or --json"
-                )
-            if target is not None:
-                raise RecipeError(
-                    "--target: has no part in report.png; valid: with --out or --json"
-                )
+                raise RecipeError("--out: missing for several runs; valid: --out report.html")
             for note in begun_metrics(runs[0]).notes:
                 print(f"largebatch: warning: {note}", file=sys.stderr)
             try:
@@ -69,23 +50,29 @@ def report(
                     "a folder that can be written, or --out for a page elsewhere"
                 ) from None
             return
-        _compare(runs, out, target, json_)
+        _write_page(runs, out)
+        print(out)
 
 
-def _compare(folders: list[Path], out: Path | None, target: float | None, as_json: bool) -> None:
-    """Write the page, and print its file or its tables."""
-    import json
+def _write_page(folders: list[Path], out: Path) -> None:
+    """Write the page. One that is there already stays until it is replaced whole.
 
+    Raises:
+        RecipeError: The file cannot be written, or a folder holds no run.
+    """
     from ..errors import RecipeError
-    from ..report.groups import groups, read_runs
-    from ..report.page import write_page
-    from ..report.tables import as_data
+    from ..files import write_text
+    from ..report.page import render
+    from ..report.runs import read_runs
 
-    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+    if out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out: cannot write {out}; valid: a name with .html")
-    begun, left_out = read_runs(folders)
-    found = groups(begun)
-    if out is not None:
-        write_page(out, found, target, left_out)
-    data = as_data(found, target, left_out) if as_json else None
-    print(json.dumps(data, indent=2, allow_nan=False) if as_json else out)
+    text = render(*read_runs(folders))
+    try:
+        # Where it is a link, the page that it leads to is replaced. A folder's name may be bytes
+        # that are no UTF-8.
+        write_text(out.resolve(), text.encode(errors="replace").decode())
+    except OSError as error:
+        raise RecipeError(
+            f"--out: cannot write {out}: {error.strerror}; valid: a file in a folder that exists"
+        ) from None

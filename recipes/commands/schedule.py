@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from .options import Overrides, Picture, RecipeName, check_picture
 
 
 def schedule(
     recipe: RecipeName,
     overrides: Overrides = None,
-    out: Picture = Path("schedule.png"),
+    out: Picture = None,
 ) -> None:
-    """Plot a recipe's learning rate, and print its key points.
+    """Print the key points of a recipe's learning rate, and with --out plot it.
 
     The number of images is counted in the data folder if there is one, and else taken from
     data.train_images. A step is one update of the weights.
@@ -22,8 +20,11 @@ def schedule(
     from ..schema.load import load
 
     with exit_on_user_error():
-        check_picture(out)
+        if out is not None:
+            check_picture(out)
         found = outline(load(recipe, overrides or []))
-        draw(found, out)
+        if out is not None:
+            draw(found, out)
     print_summary(found)
-    print(out)
+    if out is not None:
+        print(out)

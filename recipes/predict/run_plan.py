@@ -11,10 +11,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...amp import PRECISIONS
 from ...comm import straggler_slowdown
 from ...pipeline import Phase, without_query
-from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
@@ -80,7 +78,7 @@ class Point:
         timeline: its steps.
         batch_norm_images: images over which batch norm takes statistics; None without batch norm.
         reduced_bytes: bytes of the gradients that each step reduces; 0 on one GPU.
-        memory: memory per GPU by precision.
+        memory: memory per GPU, in the recipe's precision.
         times: the predicted times.
         efficiency: throughput per GPU relative to the best measured batch, from 0 to 1.
         input_per_node: images per second that each node must read and decode.
@@ -94,7 +92,7 @@ class Point:
     timeline: Timeline
     batch_norm_images: int | None
     reduced_bytes: int
-    memory: tuple[Memory, ...]
+    memory: Memory
     times: Times
     efficiency: float
     input_per_node: float
@@ -180,7 +178,7 @@ def plan_run(
         run = _Run(fitted, timeline, common, validation, counter.checkpoint_bytes(precision, n))
         times = run.times(Rates())
         memory = _memory(counter, timeline, precision, n)
-        notices += _too_large(memory, precision, preset, n)
+        notices += _too_large(memory, preset, n)
         for phase in timeline.phases:
             notices += common.warnings(phase.micro_batch_size)
         each = fitted.batch_size / times.step / n
@@ -324,27 +322,19 @@ class _Run:
         return tuple(sorted(effects, key=lambda one: one.low - one.high))
 
 
-def _memory(counter: MemoryCounter, timeline: Timeline, own: str, gpus: int) -> tuple[Memory, ...]:
-    """Memory of the stage that needs most, in each precision that the recipe allows."""
-    found = []
-    for name in PRECISIONS:
-        try:
-            each = [
-                counter.count(
-                    name,
-                    phase.micro_batch_size,
-                    phase.image_size,
-                    ranks=gpus,
-                    accumulation=phase.accumulation(gpus),
-                )
-                for phase in timeline.phases
-            ]
-        except RecipeError:
-            if name == own:
-                raise
-            continue  # such as a precision that the optimizer does not work in
-        found.append(max(each, key=lambda memory: memory.peak))
-    return tuple(found)
+def _memory(counter: MemoryCounter, timeline: Timeline, precision: str, gpus: int) -> Memory:
+    """Memory of the stage that needs most."""
+    each = (
+        counter.count(
+            precision,
+            phase.micro_batch_size,
+            phase.image_size,
+            ranks=gpus,
+            accumulation=phase.accumulation(gpus),
+        )
+        for phase in timeline.phases
+    )
+    return max(each, key=lambda memory: memory.peak)
 
 
 def _statistics(recipe: Recipe, model: nn.Module, timeline: Timeline, gpus: int) -> int | None:
@@ -356,17 +346,14 @@ def _statistics(recipe: Recipe, model: nn.Module, timeline: Timeline, gpus: int)
     return asked.images or ranks * timeline.phases[0].micro_batch_size
 
 
-def _too_large(
-    memory: tuple[Memory, ...], precision: str, preset: Gpu | None, gpus: int
-) -> tuple[str, ...]:
+def _too_large(memory: Memory, preset: Gpu | None, gpus: int) -> tuple[str, ...]:
     """A line if a step needs more memory than the GPU has."""
-    own = next(one for one in memory if one.precision == precision)
-    if preset is None or own.peak <= 1e9 * preset.memory_gb:
+    if preset is None or memory.peak <= 1e9 * preset.memory_gb:
         return ()
     return (
-        f"{gpus:,} GPUs: {own.peak / 1e9:.1f} GB with micro_batch_size={own.micro_batch_size} do "
-        f"not fit into {preset.memory_gb:g} GB; a smaller one does the same steps, with batch norm "
-        "over fewer images",
+        f"{gpus:,} GPUs: {memory.peak / 1e9:.1f} GB with micro_batch_size="
+        f"{memory.micro_batch_size} do not fit into {preset.memory_gb:g} GB; a smaller one does "
+        "the same steps, with batch norm over fewer images",
     )
 
 

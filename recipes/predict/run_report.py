@@ -10,24 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..training.watch.memory import UNCOUNTED, Memory
-from ..words import duration
+from ..training.watch.memory import UNCOUNTED
+from ..words import decimal_size, duration
 from .run_plan import Point, RunPlan
 
 #: Width of the tables where the terminal does not say one, in characters.
 _WIDTH = 100
-
-#: Parts of the memory, with their heading.
-_PARTS = {
-    "parameters": "params",
-    "gradients": "gradients",
-    "masters": "masters",
-    "state": "optimizer",
-    "ema": "EMA",
-    "buckets": "buckets",
-    "activations": "activations",
-    "temporary": "other",
-}
 
 
 def as_json(plan: RunPlan) -> dict[str, Any]:
@@ -45,13 +33,13 @@ def _point(point: Point) -> dict[str, Any]:
     return {
         **{name: getattr(point, name) for name in names},
         "seconds": asdict(point.times) | total,
-        "memory": [asdict(memory) for memory in point.memory],
+        "memory": asdict(point.memory),
         "assumptions": [asdict(one) for one in point.assumptions],
     }
 
 
 def print_summary(plan: RunPlan) -> None:
-    """Print the time to train, the inputs, and tables of the step, the run and the memory."""
+    """Print the time to train, the inputs, and tables of the step and the run."""
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = _WIDTH
@@ -80,16 +68,11 @@ def print_summary(plan: RunPlan) -> None:
         low, high = (value / points[-1].times.total - 1 for value in (one.low, one.high))
         if low or high:
             say(f"{low:+.0%} to {high:+.0%} by {one.name}: {one.otherwise}", "    ")
-    for memory in dict.fromkeys(point.memory for point in points):
-        names = ", ".join(f"{point.gpus:,}" for point in points if point.memory == memory)
-        console.print()
-        say(
-            f"memory per GPU in MB, micro-batch {memory[0].micro_batch_size}, for {names} GPUs "
-            f"(* the recipe's precision)"
-        )
-        console.print(_memory(memory, plan.precision))
-    say("other: temporary tensors; peak: the largest sum at one time, counted in tensors", "  ")
-    say(f"not counted: {'; '.join(UNCOUNTED)}", "  ")
+    say(
+        f"memory: per GPU in {plan.precision}, counted in tensors; not counted: "
+        f"{'; '.join(UNCOUNTED)}",
+        "  ",
+    )
     for notice in dict.fromkeys(line for point in points for line in point.notices):
         say(notice)
 
@@ -104,7 +87,7 @@ def _table(*columns: str) -> Table:
 def _steps(points: Sequence[Point]) -> Table:
     table = _table(
         *("GPUs", "micro-batch", "accumulated", "batch norm", "reduced (MB)"),
-        *("step (ms)", "images/s", "efficiency", "input"),
+        *("memory", "step (ms)", "images/s", "efficiency", "input"),
     )
     for point in points:
         table.add_row(
@@ -113,6 +96,7 @@ def _steps(points: Sequence[Point]) -> Table:
             f"{point.accumulation:,}",
             f"{point.batch_norm_images:,}" if point.batch_norm_images else "-",
             f"{point.reduced_bytes / 1e6:.1f}",
+            (">" if point.memory.state is None else "") + decimal_size(point.memory.peak),
             f"{1e3 * point.times.step:,.1f}",
             f"{point.images_per_second:,.0f}",
             f"{point.efficiency:.0%}",
@@ -138,21 +122,3 @@ def _times(points: Sequence[Point]) -> Table:
             *([f"{point.cost:,.2f}"] if point.cost is not None else []),
         )
     return table
-
-
-def _memory(memory: Sequence[Memory], own: str) -> Table:
-    parts = [part for part in _PARTS if any(getattr(one, part) != 0 for one in memory)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("precision")
-    for heading in (*(_PARTS[part] for part in parts), "peak"):
-        table.add_column(heading, justify="right")
-    for one in memory:
-        row = [_megabytes(getattr(one, name)) for name in parts]
-        mark = "*" if one.precision == own else ""
-        peak = _megabytes(one.peak)
-        table.add_row(one.precision + mark, *row, f"> {peak}" if one.state is None else peak)
-    return table
-
-
-def _megabytes(size: int | None) -> str:
-    return "unknown" if size is None else f"{size / 1e6:,.0f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -21,9 +21,7 @@ from ...comm import (
     Simulation,
     TopologyError,
     Tuned,
-    candidates,
     estimate_profile,
-    predict_plan,
     simulate,
 )
 from ..errors import RecipeError
@@ -42,10 +40,6 @@ from .presets import (
 from .speed import Speed, find_speed, gpu_named
 
 _SMALLEST_GPUS = 8
-#: Chunk sizes that a chosen plan may use.
-_CHUNKS_BYTES = (2**20, 2**22)
-#: A chosen plan leaves NCCL's own all-reduce only for what is faster by more than this share.
-_WORTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -118,16 +112,11 @@ class Setting:
         )
 
 
-@dataclass(frozen=True)
-class Point:
-    """The prediction for one cluster size: a step with the given plan or with DDP's default, the
-    back end's own all-reduce; and the plan with the fastest predicted step, if none was given.
-    """
+class Point(NamedTuple):
+    """The prediction for one cluster size."""
 
     gpus: int
     step: Simulation
-    plan: Plan | None
-    best: Simulation | None
 
 
 def setting(
@@ -272,7 +261,7 @@ def sweep(common: Setting, gpus: int, plan: Plan | None = None) -> list[Point]:
     Args:
         common: what they share.
         gpus: size of the largest.
-        plan: plan for all of them, in place of DDP's default.
+        plan: plan for all of them, in place of DDP's default, the back end's own all-reduce.
 
     Raises:
         RecipeError: ``gpus`` is less than 2 or does not fill whole nodes.
@@ -282,18 +271,8 @@ def sweep(common: Setting, gpus: int, plan: Plan | None = None) -> list[Point]:
     sizes = [_SMALLEST_GPUS * 2**power for power in range(gpus.bit_length())]
     per_node = common.gpus_per_node
     sizes = [size for size in sizes if size < gpus and size % min(size, per_node) == 0]
-    return [point(common, size, plan) for size in (*sizes, gpus)]
-
-
-def point(common: Setting, gpus: int, plan: Plan | None = None) -> Point:
-    """Predict one cluster size; see :func:`sweep`."""
-    step = common.simulate(common.profile, gpus, plan or Plan.single("ring"))
-    if plan is not None:
-        return Point(gpus, step, None, None)
-    cluster = common.cluster(gpus)
-    rules = candidates(cluster.topology, chunks_bytes=_CHUNKS_BYTES)
-    best = predict_plan(common.profile, cluster, rules, tolerance=_WORTH if cluster.nccl else 0.0)
-    return Point(gpus, step, best, simulate(common.profile, cluster, best))
+    plan = plan or Plan.single("ring")
+    return [Point(n, common.simulate(common.profile, n, plan)) for n in (*sizes, gpus)]
 
 
 def as_json(common: Setting, points: list[Point]) -> dict[str, Any]:
@@ -309,15 +288,7 @@ def as_json(common: Setting, points: list[Point]) -> dict[str, Any]:
         "compute_seconds": common.profile.compute_seconds,
         "gradient_bytes": common.profile.size_bytes,
         "relative_to": asdict(common.speed.best),
-        "clusters": [
-            {
-                "gpus": one.gpus,
-                **_values(common, one.gpus, one.step),
-                "best": one.best and _values(common, one.gpus, one.best),
-                "plan": one.plan and asdict(one.plan),
-            }
-            for one in points
-        ],
+        "clusters": [{"gpus": one.gpus, **_values(common, one.gpus, one.step)} for one in points],
     }
 
 
@@ -340,24 +311,18 @@ def print_summary(common: Setting, points: list[Point]) -> None:
     """Print the inputs and a table with one row per cluster size."""
     table = Table(box=None, pad_edge=False)
     columns = ["GPUs", "step (ms)", "exposed", "waiting", "images/s", "efficiency", "range"]
-    columns += ["with the best plan"] if points[0].best else []
     for column in columns:
         table.add_column(column, justify="right")
     for one in points:
         found = _values(common, one.gpus, one.step)
         low, high = found["efficiency_between"]
-        row = [
+        table.add_row(
             f"{one.gpus:,}",
             *(f"{1e3 * found[f'{key}_seconds']:.1f}" for key in ("step", "exposed", "waiting")),
             f"{found['images_per_second']:,.0f}",
             f"{found['efficiency']:.0%}",
             f"{low:.0%} to {high:.0%}",
-        ]
-        if one.best:
-            names = dict.fromkeys(reduction.rule.algorithm for reduction in one.best.reductions)
-            best = _values(common, one.gpus, one.best)["efficiency"]
-            row.append(f"{best:.0%} ({', '.join(names)})")
-        table.add_row(*row)
+        )
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160  # do not wrap lines in a file or a pipe

@@ -116,7 +116,7 @@ def _batches(timeline: Timeline) -> str:
 
 
 def draw(outline: Outline, out: Path) -> None:
-    """Plot the learning rate over epochs and steps into a .png, .svg or .pdf.
+    """Plot the learning rate over epochs into a .png, .svg or .pdf.
 
     Raises:
         RecipeError: the file cannot be written.
@@ -131,37 +131,13 @@ def draw(outline: Outline, out: Path) -> None:
     # A key step and the one before it keep jumps of the rate sharp.
     jumps = {near for step in outline.points for near in (step - 1, step) if near >= 0}
     line = sorted({*range(0, total, max(1, total // _POINTS)), *jumps})
-    lr = [outline.lr(step) for step in line]
-    axes.plot([timeline.epoch(step) for step in line], lr, color="tab:green")
+    axes.plot([timeline.epoch(step) for step in line], [outline.lr(step) for step in line])
     axes.set_xlim(0, timeline.epoch(total))
-    axes.set_ylim(0, 1.12 * max(lr) or None)
-    labelled = "0"
-    for step, name in outline.points.items():
-        at = timeline.epoch(step), outline.lr(step)
-        axes.plot(*at, color="tab:green", marker="o", markersize=4, clip_on=False)
-        label = f"{at[1]:.4g}"
-        # Labels are left out where they would repeat the one before, or overlap that of the end.
-        if label != labelled and name != "last update":
-            side, shift = ("left", 5) if at[0] < 0.92 * timeline.epoch(total) else ("right", -4)
-            axes.annotate(label, at, (shift, 5), textcoords="offset points", ha=side, fontsize=9)
-            labelled = label
-        if name == "stop_after":
-            axes.axvline(at[0], color="tab:gray", linestyle="--", label="stop_after")
-    if outline.rates.warmup_steps:
-        end = timeline.epoch(outline.rates.warmup_steps)
-        axes.axvspan(0, end, color="tab:orange", alpha=0.12, linewidth=0, label="warm-up")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper right")
+    axes.set_ylim(bottom=0)
     axes.set_title(f"Learning-rate schedule of {outline.name}, global batch {_batches(timeline)}")
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
     axes.grid(alpha=0.3)
-    above = axes.secondary_xaxis("top")
-    steps = [0, *timeline.changes, total]
-    if not timeline.changes_batch:  # then steps are proportional to epochs
-        steps = [total * share // 4 for share in range(5)]
-    above.set_xticks([timeline.epoch(step) for step in steps], [f"{step:,}" for step in steps])
-    above.set_xlabel("step")
     try:
         figure.savefig(out, dpi=110)
     except (OSError, ValueError) as error:

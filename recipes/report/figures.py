@@ -1,4 +1,4 @@
-"""The figures of the page as plotly takes them: curves, shares of the time, trust ratios.
+"""The curves of the page as plotly takes them: a chart for each quantity, and a menu for the axis.
 
 They are transparent, in colours for a light and a dark page; the page's CSS colours their text.
 """
@@ -6,153 +6,156 @@ They are transparent, in colours for a light and a dark page; the page's CSS col
 from __future__ import annotations
 
 import html
-import math
-import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..files import number
 from ..training.folder.outcome import Line
-from .curves import TRAINING, Chart, Curve, cut
-from .groups import Group
-from .positions import AXES, Places
-from .run import Run
-from .shares import TITLES, Shares, shares
+from .runs import AXES, Group, Run
 
-#: Of series and of the parts of the time; close to Okabe and Ito's (https://jfly.uni-koeln.de/color/).
+#: Of series; close to Okabe and Ito's (https://jfly.uni-koeln.de/color/).
 COLORS = ("#1f83c4", "#d55e00", "#009e73", "#b4608c", "#8a6500", "#7a68c8", "#7f8893")
-PARTS = ("#d55e00", "#f0e442", "#56b4e9", "#0072b2", "#cc79a7", "#009e73", "#5f6670")
 _DASHES = ("solid", "6px,3px", "2px,3px", "7px,3px,2px,3px", "12px,4px", "12px,3px,2px,3px")
-_PART_COLORS = dict(zip(TITLES, PARTS, strict=True))
 
-#: Number of points on a page, the least and the most of a curve, and columns of a picture.
-_POINTS, _FEWEST, _MOST, _COLUMNS = 50_000, 200, 2_000, 300
-_SHARES = "Where the time of training went"
+_TRAINING, _VALIDATION, _AVERAGE = "training", "validation", "validation, EMA of weights"
+_SHARE = "% of time"
+#: Of each chart: its heading, the unit, and the key of the lines by label of the curve.
+_CHARTS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("Loss", "", {_TRAINING: "loss", _VALIDATION: "loss", _AVERAGE: "ema_loss"}),
+    ("Top-1 accuracy", "%", {_VALIDATION: "top1", _AVERAGE: "ema_top1"}),
+    ("Learning rate", "", {_TRAINING: "lr"}),
+    ("Global batch size", "images", {_TRAINING: "batch_size"}),
+    ("Gradient norm before clipping", "", {_TRAINING: "gradient_norm"}),
+    ("Gradient noise scale", "images", {_TRAINING: "noise_scale"}),
+    ("Loss scale", "", {_TRAINING: "loss_scale"}),
+    ("Steps skipped so far", "", {_TRAINING: "skipped_steps"}),
+    ("Throughput", "images/s", {_TRAINING: "images_per_second"}),
+    ("Memory", "GB", {_TRAINING: "memory_bytes"}),
+    ("GPU utilisation", "%", {_TRAINING: "gpu_utilisation"}),
+    ("GPU power", "W", {_TRAINING: "gpu_power_watts"}),
+    ("Wait for input, slowest rank", _SHARE, {_TRAINING: "wait_seconds"}),
+    ("Wait for the all-reduce", _SHARE, {_TRAINING: "all_reduce_wait_seconds"}),
+)
+_RATIOS = "Trust ratio of each layer"
+#: Beginnings of the headings of charts whose values may span powers of ten, and from where on they
+#: are drawn on a logarithmic axis.
+_LOGARITHMIC, _SPAN = ("Loss", "Gradient", _RATIOS), 1000
+#: Number of parts into which a long curve is thinned.
+_PARTS = 300
 
 Figure = dict[str, Any]
 
 
-def of_curves(found: Sequence[Group], drawn: Sequence[Chart]) -> Figure:
-    """Return the figure of all charts, and of the shares of the time of a single run, over it."""
-    runs = [run for group in found for run in group.runs.values()]
+class Curve(NamedTuple):
+    """A curve: its series, its name, and its values by axis of :data:`AXES`."""
+
+    series: str
+    name: str
+    at: dict[str, list[float]]
+    values: list[float | None]
+
+
+class Chart(NamedTuple):
+    """A chart: its heading, the unit of its values, and its curves."""
+
+    title: str
+    unit: str
+    curves: list[Curve]
+
+
+def charts(groups: Sequence[Group]) -> list[Chart]:
+    """Return the charts of some runs that have curves.
+
+    A single run's chart has a curve for each split. Of several runs there is a chart for each
+    split, with a series for each group.
+    """
+    runs = [(group.name, name, run) for group in groups for name, run in group.runs.items()]
     single = len(runs) == 1
-    group_of = {name: group.name for group in found for name in group.runs}
-    every = [(cell, chart, curve) for cell, chart in enumerate(drawn) for curve in chart.curves]
-    of = [curve.label if single else group_of[curve.name] for _, _, curve in every]
-    series = list(dict.fromkeys(of))
-    few = max(len(chart.curves) for chart in drawn) <= 4
-    most = max(_FEWEST, min(_MOST, _POINTS // len(every)))
+    found = []
+    for title, unit, keys in _CHARTS:
+        for part in [keys] if single else [{label: keys[label]} for label in keys]:
+            heading = title if len(part) == len(keys) else f"{title}, {next(iter(part))}"
+            drawn = [
+                _curve(label if single else group, label if single else name, run, label, key)
+                for label, key in part.items()
+                for group, name, run in runs
+            ]
+            found.append(Chart(heading, unit, [curve for curve in drawn if curve.values]))
+    ratios = runs[0][2].metrics.of("trust_ratio") if single else []
+    layers = dict.fromkeys(key for n in ratios for key, of in n.items() if isinstance(of, list))
+    drawn = [_curve("trust ratio", layer, runs[0][2], "", layer) for layer in layers]
+    return [chart for chart in (*found, Chart(_RATIOS, "median", drawn)) if chart.curves]
+
+
+def figure(groups: Sequence[Group]) -> Figure:
+    """Return the figure of all charts of some runs, with a menu that changes the axis of all."""
+    drawn = charts(groups)
+    single = sum(len(group.runs) for group in groups) == 1
+    axis = "steps" if single else "epochs"
+    every = [(cell, curve) for cell, chart in enumerate(drawn) for curve in chart.curves]
+    series = list(dict.fromkeys(curve.series for _, curve in every))
     # What the legend shows, and then what is drawn.
-    traces = [_style(i) | {"y": [None], "name": _plain(name)} for i, name in enumerate(series)]
-    places: list[Places] = [{axis: [0] for axis in AXES} for _ in series]
-    for (cell, chart, curve), name in zip(every, of, strict=True):
-        points = kept(curve.values, most)
-        style = _style(series.index(name)) | _axes(cell) | {"showlegend": False}
-        style |= {"name": _plain(curve.label if single else curve.name)}
-        traces.append(style | _line(chart, curve, points, few))
-        places.append(curve.run.positions.at([curve.steps[i] for i in points]))
-    titles = [_title(chart.title, chart.unit) for chart in drawn]
-    parts = _stack(runs[0], len(drawn)) if single else []
-    if parts:
-        traces += parts
-        places += [runs[0].positions.at(_edges(runs[0].train))] * len(parts)
-        titles.append(_title(_SHARES, "%"))
-    figure = _figure(traces, places, titles, "step" if single else "epoch")
-    layout = figure["layout"]
-    layout["meta"]["parts"] = len(parts)
-    layout["hovermode"] = "x unified" if few else "closest"
-    linear: Figure = {}
-    log: Figure = {}
+    traces = [_style(i) | {"y": [None], "name": _plain(of)} for i, of in enumerate(series)]
+    places = [{label: [0.0] for label in AXES} for _ in series]
+    for cell, curve in every:
+        title, unit, _ = drawn[cell]
+        own = {"name": _plain(curve.name), "y": curve.values, "meta": title, "showlegend": False}
+        marks = {"mode": "lines+markers", "marker": {"size": 5}} if len(curve.values) < 60 else {}
+        hover = {"hovertemplate": f"%{{y:.5~g}} {unit}<br>%{{x:,.4~g}}"}
+        traces.append(_style(series.index(curve.series)) | own | marks | hover | _axes(cell))
+        places.append(curve.at)
+    layout = _layout([f"<b>{title}</b>  {unit}" for title, unit, _ in drawn], axis)
     for cell, chart in enumerate(drawn):
-        if chart.may_be_log:
-            axis, top = _axes(cell)["yaxis"].replace("y", "yaxis"), cut(chart)
-            layout[axis] |= {"range": [0, top]} if top else {}
-            linear |= {f"{axis}.type": "linear", f"{axis}.range": [0, top] if top else None}
-            linear |= {f"{axis}.autorange": not top}
-            log |= {f"{axis}.type": "log", f"{axis}.autorange": True}
-    button = {"label": "log", "method": "relayout", "args": [log], "args2": [linear]}
-    layout["updatemenus"].append(_menu([button], -1) | {"x": 1, "xanchor": "right"})
-    return figure
+        known = [value for curve in chart.curves for value in curve.values if value is not None]
+        spans = known and max(known) > _SPAN * min(known) > 0
+        if spans and chart.title.startswith(_LOGARITHMIC):
+            layout[_axes(cell)["yaxis"].replace("y", "yaxis")] |= {"type": "log", "dtick": 1}
+    names = [name for name in layout if name.startswith("xaxis")]
+    buttons = []
+    for label in AXES:
+        new = {"xaxis.autorange": True, **{f"{name}.title.text": label for name in names}}
+        args = [{"x": [place[label] for place in places]}, new]
+        buttons.append({"label": label, "method": "update", "args": args})
+    menu = {"type": "buttons", "direction": "right", "active": AXES.index(axis)}
+    place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": 30}}
+    layout["updatemenus"] = [menu | place | {"font": {"size": 11}, "buttons": buttons}]
+    placed = [trace | {"x": at[axis]} for trace, at in zip(traces, places, strict=True)]
+    return {"data": placed, "layout": layout}
 
 
-def of_shares(rows: dict[str, Shares]) -> Figure:
-    """Return the figure of the shares of the time of some runs, a bar each."""
-    names = [name if row else f"{name}: not recorded" for name, row in rows.items()]
-    bar = {
-        **{"type": "bar", "orientation": "h", "width": 0.45, "y": [_plain(name) for name in names]},
-        **{"texttemplate": "%{x:.1f}", "hovertemplate": "%{y}: %{x:.1f} %", "textangle": 0},
-        **{"textposition": "inside", "insidetextanchor": "middle"},
-    }
-    traces = [
-        bar
-        | {"name": TITLES[key], "marker": {"color": color}}
-        | {"x": [row.get(key) for row in rows.values()]}
-        for key, color in _PART_COLORS.items()
-        if any(key in row for row in rows.values())
-    ]
-    place = {"x": 0, "xref": "x", "yref": "y"}
-    layout = _layout(46 * len(rows) + 70) | {
-        "annotations": [_text(_plain(n)) | place | {"y": i - 0.24} for i, n in enumerate(names)],
-        "xaxis": {"visible": False, "range": [0, 100], "fixedrange": True},
-        "yaxis": {"visible": False, "range": [len(rows) - 0.8, -0.8], "fixedrange": True},
-        "uniformtext": {"minsize": 9, "mode": "hide"},
-        "margin": {"l": 0, "r": 0, "t": 40, "b": 4},
-    }
-    return {"data": traces, "layout": layout | {"barmode": "stack"}}
+def _curve(series: str, name: str, run: Run, label: str, key: str) -> Curve:
+    """The curve of a key; that of a layer's trust ratios where the label is empty."""
+    splits = {_TRAINING: "train", _VALIDATION: "val", _AVERAGE: "val", "": "trust_ratio"}
+    lines = [line for line in run.metrics.of(splits[label]) if key in line]
+    values = [_value(line, key) for line in lines]
+    points = thinned(values)
+    at = run.positions([lines[i] for i in points])
+    return Curve(series, name, at, [values[i] for i in points])
 
 
-def of_trust_ratios(run: Run) -> Figure | None:
-    """Return the heat map of the trust ratios of a run's layers; None if it recorded none."""
-    lines = run.trust_ratios
-    layers = list(dict.fromkeys(key for line in lines for key in line if _ratios(line, key)))
-    if not layers:
-        return None
-    ratios = [[_merged(column, layer) for column in _columns(lines)] for layer in layers]
-    logs = [[math.log10(of[0]) if of and of[0] > 0 else None for of in row] for row in ratios]
-    known = [value for row in logs for value in row if value is not None] or [0.0]
-    powers = list(range(math.floor(min(known)), math.ceil(max(known)) + 1))
-    trace = {
-        **{"type": "heatmap", "z": logs, "zmin": powers[0], "zmax": powers[-1]},
-        "y": [_plain(layer.removesuffix(".weight")) for layer in layers],
-        "customdata": [[of or [math.nan] * 3 for of in row] for row in ratios],
-        **{"colorscale": "Cividis", "hoverongaps": False},
-        "hovertemplate": "%{customdata[0]:.3~g} (%{customdata[1]:.3~g} to %{customdata[2]:.3~g})"
-        "<extra>%{y}</extra>",
-        "colorbar": {
-            **{"orientation": "h", "thickness": 8, "outlinewidth": 0},
-            **{"yref": "container", "y": 0, "yanchor": "bottom", "ypad": 4},
-            **{"tickvals": powers, "ticktext": [f"{10.0**power:g}" for power in powers]},
-        },
-    }
-    title = _title("Trust ratio by layer", "median")
-    figure = _figure([trace], [run.positions.at(_edges(lines))], [title], "step")
-    layout = figure["layout"]
-    layout["meta"]["height"] = 15 * len(layers) + 180
-    layout["margin"]["b"] = 88
-    layout["updatemenus"][0] |= {"x": 1, "xanchor": "right"}  # there is room on the left
-    layout["yaxis"] |= {
-        **{"type": "category", "autorange": "reversed", "tickmode": "linear"},
-        **{"fixedrange": True, "showgrid": False, "tickfont": {"size": 10}},
-    }
-    return figure
+def _value(line: Line, key: str) -> float | None:
+    """The value of a key in the unit of its chart; of seconds, the share of those of the line."""
+    of, seconds = line[key], number(line.get("seconds"))
+    # Of trust ratios there are the least, the median and the greatest.
+    value = number(of[1] if isinstance(of, list) and len(of) == 3 else of)
+    if value is None or not key.endswith("_seconds"):
+        return value and value / 1e9 if key == "memory_bytes" else value
+    return round(100 * value / seconds, 4) if seconds else None
 
 
-def kept(values: Sequence[float | None], most: int) -> list[int]:
-    """Return the indices of the points of a curve to draw, ascending: at most ``most``, from 8 on.
+def thinned(values: Sequence[float | None]) -> list[int]:
+    """Return the indices of the points of a curve to draw, ascending.
 
-    Of each of equal parts of a longer curve these are the first point, the least, the greatest and
-    the first that is None, and of all the last. So a single spike stays visible, and so does a gap.
+    Of each of equal parts of a long curve they are the first point, the least and the greatest, and
+    of all the last. So a single spike stays visible.
     """
     count = len(values)
-    if count <= most:
-        return list(range(count))
-    parts = (most - 1) // 4
-    found = {count - 1}
-    for part in range(parts):
-        inside = range(part * count // parts, (part + 1) * count // parts)
-        known = [(value, i) for i in inside if (value := values[i]) is not None]
-        found |= {inside[0], *[i for i in inside if values[i] is None][:1]}
-        found |= {min(known)[1], max(known)[1]} if known else set()
+    found = {count - 1} if count else set()
+    for part in np.array_split(np.arange(count), min(count, _PARTS)) if count else ():
+        known = [(value, int(i)) for i in part if (value := values[i]) is not None]
+        found |= {int(part[0]), *((min(known)[1], max(known)[1]) if known else ())}
     return sorted(found)
 
 
@@ -163,90 +166,30 @@ def _style(series: int) -> Figure:
     return {"type": "scatter", "mode": "lines", "legendgroup": str(series), "line": line}
 
 
-def _line(chart: Chart, curve: Curve, points: Sequence[int], few: bool) -> Figure:
-    """The values of a curve, with marks if it has few, and a cross where a run diverged."""
-    values = [curve.values[i] for i in points]
-    trace: Figure = {"y": values, "meta": _plain(chart.title), "cliponaxis": False}
-    trace["hovertemplate"] = f"%{{y:.5~g}} {chart.unit}" + ("" if few else "<br>%{x:,.4~g}")
-    last = max((i for i, value in enumerate(values) if value is not None), default=None)
-    if chart.is_loss and curve.label == TRAINING and curve.run.status == "diverged":
-        size = [10 if i == last else 0 for i in range(len(values))]
-        trace |= {"mode": "lines+markers", "marker": {"symbol": "x", "size": size, "opacity": 1}}
-    elif few and len(points) <= 60:
-        trace |= {"mode": "lines+markers", "marker": {"size": 5}}
-    return trace
-
-
-def _stack(run: Run, cell: int) -> list[Figure]:
-    """The shares of the time of a run over its steps, as areas in steps on each other."""
-    columns = [shares(column) for column in _columns(run.train)]
-    area = {
-        **{"type": "scatter", "mode": "lines", "line": {"shape": "vh", "width": 0}},
-        **{"stackgroup": "time", "legend": "legend2", "hovertemplate": "%{y:.1f} %"},
-        **{"meta": _SHARES, **_axes(cell)},
-    }
-    return [
-        area
-        | {"name": f"{TITLES[key]} {percent:.1f} %", "fillcolor": _PART_COLORS[key]}
-        | {"y": [of.get(key, 0.0) if of else None for of in (columns[0], *columns)]}
-        for key, percent in shares(run.train).items()
-    ]
-
-
-def _figure(traces: list[Figure], places: list[Places], titles: list[Figure], axis: str) -> Figure:
-    """Traces in a cell for each title, with a menu that changes the axis of all."""
-    layout = _layout(0, len(titles))
-    layout["grid"] = {"rows": 1, "columns": 1, "pattern": "independent", "ygap": 0.36}
-    layout["annotations"] = []
-    for cell, title in enumerate(titles):
-        x, y = _axes(cell).values()
-        layout["annotations"].append(title | {"xref": f"{x} domain", "yref": f"{y} domain"})
-        line = {"rangemode": "tozero", "zeroline": False}
-        layout[x.replace("x", "xaxis")] = line | {
-            **{"title": {"text": AXES[axis], "standoff": 6}, "matches": "x" if cell else None},
-            **{"showgrid": False, "ticks": "outside", "ticklen": 4},
-        }
-        layout[y.replace("y", "yaxis")] = line | {"automargin": True, "nticks": 6}
-    names = [name for name in layout if name.startswith("xaxis")]
-    buttons = []
-    for key, label in AXES.items():
-        new = {"xaxis.autorange": True, **{f"{name}.title.text": label for name in names}}
-        args = [{"x": [place[key] or [] for place in places]}, new]
-        buttons.append({"label": label, "method": "update", "args": args})
-    layout["updatemenus"] = [_menu(buttons, list(AXES).index(axis))]
-    placed = [trace | {"x": at[axis] or []} for trace, at in zip(traces, places, strict=True)]
-    return {"data": placed, "layout": layout}
-
-
-def _layout(height: int, cells: int = 0) -> Figure:
-    """What all figures have; ``meta`` is for the page's script."""
+def _layout(titles: Sequence[str], axis: str) -> Figure:
+    """A cell for each title; the page's script puts the cells into rows and columns."""
     clear = "rgba(0,0,0,0)"
-    legend = {"orientation": "h", "yref": "container", "x": 0, "traceorder": "normal"}
-    return {
+    layout: Figure = {
         **{"paper_bgcolor": clear, "plot_bgcolor": clear, "modebar": {"bgcolor": clear}},
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#7f8893"},
         "margin": {"l": 48, "r": 12, "t": 84, "b": 48},
         "hoverlabel": {"bgcolor": "#2b3036", "font": {"color": "#ffffff"}, "namelength": 40},
-        "legend": legend | {"y": 1, "yanchor": "top"},
-        "legend2": legend | {"y": 0, "yanchor": "bottom"},
-        "meta": {"cells": cells, "height": height, "parts": 0},
+        "legend": {"orientation": "h", "yref": "container", "x": 0, "y": 1, "yanchor": "top"},
+        "grid": {"rows": 1, "columns": 1, "pattern": "independent", "ygap": 0.36},
+        **{"hovermode": "closest", "meta": {"cells": len(titles)}, "annotations": []},
     }
-
-
-def _menu(buttons: list[Figure], active: int) -> Figure:
-    place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": 30}}
-    look = {"type": "buttons", "direction": "right", "active": active, "font": {"size": 11}}
-    return place | look | {"buttons": buttons}
-
-
-def _title(title: str, unit: str) -> Figure:
-    short = title if len(title) <= 40 else f"{title[:39]}…"
-    return _text(f"<b>{_plain(short)}</b>  {unit}") | {"x": 0, "y": 1}
-
-
-def _text(text: str) -> Figure:
-    place = {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}
-    return place | {"text": text, "font": {"size": 13}}
+    for cell, title in enumerate(titles):
+        x, y = _axes(cell).values()
+        place = {"xref": f"{x} domain", "yref": f"{y} domain", "x": 0, "y": 1, "showarrow": False}
+        look = {"xanchor": "left", "yanchor": "bottom", "font": {"size": 13}}
+        layout["annotations"].append({"text": title} | place | look)
+        line = {"rangemode": "tozero", "zeroline": False}
+        layout[x.replace("x", "xaxis")] = line | {
+            **{"title": {"text": axis, "standoff": 6}, "matches": "x" if cell else None},
+            **{"showgrid": False, "ticks": "outside", "ticklen": 4},
+        }
+        layout[y.replace("y", "yaxis")] = line | {"automargin": True, "nticks": 6}
+    return layout
 
 
 def _axes(cell: int) -> dict[str, str]:
@@ -256,29 +199,3 @@ def _axes(cell: int) -> dict[str, str]:
 def _plain(text: str) -> str:
     """Text that plotly, which reads names as a kind of HTML, shows as it is."""
     return html.escape(text, quote=False)
-
-
-def _columns(lines: Sequence[Line]) -> list[Sequence[Line]]:
-    """Lines in equal parts, as many as a picture has columns."""
-    size = max(1, -(-len(lines) // _COLUMNS))
-    return [lines[i : i + size] for i in range(0, len(lines), size)]
-
-
-def _edges(lines: Sequence[Line]) -> list[int]:
-    """The steps at the edges of the columns, one more than there are."""
-    return [0, *(column[-1]["step"] for column in _columns(lines))]
-
-
-def _ratios(line: Line, layer: str) -> list[float | None] | None:
-    """The least, the median and the greatest ratio of a layer; None if a line has none."""
-    value = line.get(layer)
-    return [number(of) for of in value] if isinstance(value, list) and len(value) == 3 else None
-
-
-def _merged(column: Sequence[Line], layer: str) -> list[float] | None:
-    """The median, the least and the greatest ratio of a layer in some lines."""
-    rows = [of for line in column if (of := _ratios(line, layer)) and None not in of]
-    if not rows:
-        return None
-    least, median, greatest = zip(*rows, strict=True)
-    return [statistics.median(median), min(least), max(greatest)]

@@ -1,6 +1,6 @@
 """The page: one file of HTML that needs nothing but a browser, and no network.
 
-Plotly (MIT licence) draws the figures; its script is copied into the page from the Python package.
+Plotly (MIT licence) draws the curves; its script is copied into the page from the Python package.
 A Content Security Policy admits the page's own scripts, by their hashes, and no request to
 anywhere, so that text from a run can neither run as a script nor load or send anything.
 """
@@ -9,121 +9,120 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import resources
-from pathlib import Path
 
 from ... import __version__
-from ..errors import RecipeError
-from . import figures, tables
-from .curves import charts, cut
-from .groups import Group, notes
-from .reached import target_of
-from .shares import by_run
+from ..training.folder.outcome import Outcome
+from .figures import figure
+from .runs import PARTS, QUANTITIES, Estimate, Group, differences
 
 _CONFIG = {
     "displaylogo": False,
-    "displayModeBar": "hover",
     "showTips": False,
     "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
 }
 
 
-def write_page(
-    path: Path, found: Sequence[Group], target: float | None = None, left_out: Sequence[str] = ()
-) -> None:
-    """Write the report of some runs. A page that is there already stays until it is replaced whole.
+def render(groups: Sequence[Group], notes: Sequence[str] = ()) -> str:
+    """Return the report of some runs as HTML.
 
     Args:
-        path: The file.
-        found: The runs, grouped.
-        target: Top-1 in percent to tell the way to; None: the recipes' own.
-        left_out: A note about each run that is not shown.
-
-    Raises:
-        RecipeError: The file cannot be written.
+        groups: The runs, grouped.
+        notes: What a reader has to know about them, a sentence each.
     """
-    text = render(found, target, left_out)
-    place = path.resolve()  # where it is a link, the page that it leads to is replaced
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
-    try:
-        # A folder's name may be bytes that are no UTF-8.
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(place)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise RecipeError(
-            f"--out: cannot write {path}: {error.strerror}; valid: a file in a folder that exists"
-        ) from None
-
-
-def render(
-    found: Sequence[Group], target: float | None = None, left_out: Sequence[str] = ()
-) -> str:
-    """Return the report of some runs as HTML."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.io import to_html
     from plotly.offline import get_plotlyjs
 
-    runs = [run for group in found for run in group.runs.values()]
-    single = runs[0] if len(runs) == 1 else None
-    drawn, rows = charts(found), by_run(found)
-    drawings = {"curves": figures.of_curves(found, drawn)}
-    if single and (ratios := figures.of_trust_ratios(single)):
-        drawings["ratios"] = ratios
-    if not single and any(rows.values()):
-        drawings["bars"] = figures.of_shares(rows)
-    html = dict.fromkeys(("curves", "ratios", "bars"), "")
-    for name, drawing in drawings.items():
-        html[name] = to_html(
-            *(drawing, _CONFIG),
-            include_plotlyjs=False,
-            full_html=False,
-            div_id=name,
-            validate=False,
-        )
-    scripts = [get_plotlyjs(), _file("page.js")]
-    # Plotly escapes `<` in its JSON, so no text of a run ends its script or begins another.
-    own = re.findall("<script>(.*?)</script>", "".join(html.values()), re.DOTALL)
     environment = Environment(
         loader=PackageLoader(__package__, ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        keep_trailing_newline=True,
         lstrip_blocks=True,
     )
-    statuses = [run.status for run in runs]
-    counts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    recipes = list(dict.fromkeys(run.recipe_name for run in runs if run.recipe_name))
-    name = recipes[0] if recipes else runs[0].folder.resolve().name
-    name += f", seed {runs[0].seed}" if runs[0].seed is not None else ""
-    what = [runs[0].keys.get("model.name"), runs[0].keys.get("optimizer.name")]
-    several = f"{len(runs)} runs" + (f" of {recipes[0]}" if len(recipes) == 1 else "")
+    curves = to_html(
+        *(figure(groups), _CONFIG),
+        include_plotlyjs=False,
+        full_html=False,
+        div_id="curves",
+        validate=False,
+    )
+    # Plotly escapes `<` in its JSON, so no text of a run ends its script or begins another.
+    own = re.findall("<script>(.*?)</script>", curves, re.DOTALL)
+    scripts = [get_plotlyjs(), _file("page.js")]
+    runs = [run for group in groups for run in group.runs.values()]
+    recipes = {run.outcome.recipe for run in runs}
+    of = f" of {recipes.pop()}" if len(recipes) == 1 and None not in recipes else ""
+    states = [run.outcome.state for run in runs]
     return environment.get_template("page.html").render(
-        title=name if single else several,
-        lead=", ".join(str(w) for w in (*what, tables.outcome(single)) if w)
-        if single
-        else ", ".join(counts),
-        notes=[*left_out, *notes(found)],
-        summary=tables.summary(single, target_of(single, target)) if single else [],
-        groups=[] if single else tables.group_tables(found, target),
-        differences=None if single else tables.difference_table(found),
-        figures=html,
-        cuts={chart.title: f"{top:g}" for chart in drawn if (top := cut(chart))},
-        scheduled=all(run.schedule for run in runs),
-        per_run=None if single else tables.runs_table(found, target),
-        setting=tables.setting(single) if single else [],
-        recipe=single.recipe_text if single else "",
+        title=groups[0].name if len(runs) == 1 else f"{len(runs)} runs{of}",
+        lead=_state(runs[0].outcome)
+        if len(runs) == 1
+        else ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
+        notes=notes,
+        table_of=results(groups),
+        names=[group.name for group in groups],
+        differences=[[k, *v] for k, v in differences([g.runs.values() for g in groups]).items()],
+        parts=PARTS,
+        shares={group.name: group.shares for group in groups},
+        curves=curves,
+        run=runs[0] if len(runs) == 1 else None,
         version=__version__,
         css=_file("page.css"),
         scripts=scripts,
         hashes=[_hash(script) for script in (*scripts, *own)],
     )
+
+
+def results(groups: Sequence[Group]) -> list[list[str]]:
+    """Return the table of what runs and groups of several reached: its columns, then its rows."""
+    rows: list[tuple[list[str], Estimate | None, dict[str, Estimate]]] = []
+    for group in groups:
+        against, several = group.against(groups[0]), len(group.runs) > 1
+        if several:
+            rows.append(([group.name, group.states], against, group.estimates))
+        for name, run in group.runs.items():
+            found: dict[str, Estimate] = {key: (of, None) for key, of in run.reached.items()}
+            rows.append(([name, _state(run.outcome)], None if several else against, found))
+    keys = [key for key in QUANTITIES if any(key in found for *_, found in rows)]
+    table = [["run", "state", *(QUANTITIES[key][0] for key in keys)]]
+    for names, _, found in rows:
+        table.append(names + [_estimate(found.get(key), QUANTITIES[key][1]) for key in keys])
+    if any(against for _, against, _ in rows):
+        differences = ["top-1 against the first", *(_difference(of) for _, of, _ in rows)]
+        table = [[*row[:3], cell, *row[3:]] for row, cell in zip(table, differences, strict=True)]
+    return table
+
+
+def _state(outcome: Outcome) -> str:
+    """How a run ended or where it is, in words."""
+    if outcome.state == "finished":
+        return "finished"
+    of = f" of {outcome.epochs:g}" if outcome.epochs else ""
+    reason = outcome.reason if outcome.state != "running" else ""
+    return f"{outcome.state} at epoch {outcome.epoch or 0:.4g}{of}" + (f": {reason}" * bool(reason))
+
+
+def _estimate(estimate: Estimate | None, digits: int) -> str:
+    if estimate is None:
+        return "—"
+    # There is no interval of one seed, or of values that are equal.
+    values = [estimate[0], *([estimate[1]] if estimate[1] else [])]
+    large = abs(estimate[0]) >= 1e6  # as of a loss that has grown out of bounds
+    return " ± ".join(f"{of:.3g}" if large else f"{of:,.{digits}f}" for of in values)
+
+
+def _difference(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    mean, half = estimate
+    text = f"{mean:+.2f}".replace("-", "\N{MINUS SIGN}")
+    if half is None:
+        return f"{text}, one seed"
+    return f"{text} ± {half:.2f}" + (", not significant" if abs(mean) <= half else "")
 
 
 def _file(name: str) -> str:

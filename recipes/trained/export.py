@@ -21,13 +21,11 @@ from ..models.build import is_of_timm
 from ..schema.load import RECIPE, dump
 from ..schema.recipe import Recipe
 from ..training.folder.names import CLASSES
-from .card import Target, accuracy_of, published, write_card
+from .card import Target, published, write_card
 from .onnx_file import check_packages, write_onnx
-from .outputs import outputs_of, random_images
-from .source import Trained
+from .source import Trained, random_images
 
 TARGETS: dict[str, Target] = {"timm": "timm", "safetensors": "safetensors", "onnx": "onnx"}
-SAFETENSORS, CONFIG, ONNX = "model.safetensors", "config.json", "model.onnx"
 
 
 def check(target: str, model: str, out: Path) -> Target:
@@ -42,33 +40,27 @@ def check(target: str, model: str, out: Path) -> Target:
         RecipeError: There is no such target, or not for this model; a package for it is missing; or
             the folder exists and is not empty.
     """
-    valid = ", ".join(targets_of(model))
-    if target not in TARGETS:
-        raise RecipeError(f"--to: unknown target {target!r}; valid for {model}: {valid}")
-    if target not in targets_of(model):
-        raise RecipeError(f"--to: {model} is not a model of timm; valid for it: {valid}")
+    possible = [name for name in TARGETS if name != "timm" or is_of_timm(model)]
+    if target not in possible:
+        problem = f"{model} is not a model of timm" if target in TARGETS else f"unknown {target!r}"
+        raise RecipeError(f"--to: {problem}; valid for {model}: {', '.join(possible)}")
     if target == "onnx":
         check_packages()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise _exists(out)
+        raise RecipeError(f"--out: {out} exists and is not empty; valid: a new folder")
     return TARGETS[target]
 
 
-def targets_of(model: str) -> list[str]:
-    """The targets that are possible for a model."""
-    return [name for name in TARGETS if name != "timm" or is_of_timm(model)]
-
-
-def export(trained: Trained, target: Target, out: Path) -> list[str]:
+def export(trained: Trained, target: Target, out: Path) -> str:
     """Export weights, and check that what was written gives the outputs of the model.
 
     Args:
         trained: The weights and their recipe.
         target: Form of the export.
-        out: Folder to write. It appears when it is complete.
+        out: Folder to write. Its files appear when all are complete.
 
     Returns:
-        What was checked, and how well it agrees: lines to show.
+        What was checked, and how well it agrees: a line to show.
 
     Raises:
         RecipeError: The weights are not those of the recipe's model, the folder cannot be written,
@@ -78,20 +70,16 @@ def export(trained: Trained, target: Target, out: Path) -> list[str]:
     recipe = trained.loaded.recipe
     with _written(out) as folder:
         if target == "onnx":
-            checked = write_onnx(model, recipe.eval_size, folder / ONNX)
+            checked = write_onnx(model, recipe.eval_size, folder / "model.onnx")
         else:
             checked = _write_tensors(model, recipe, trained, target, folder)
-        (folder / RECIPE).write_text(_head(trained) + dump(published(recipe)), encoding="utf-8")
+        head = f"# The recipe {trained.name} as it ran.\n"  # by which its name is found again
+        (folder / RECIPE).write_text(head + dump(published(recipe)), encoding="utf-8")
         if trained.classes:
             names = "".join(f"{name}\n" for name in trained.classes)
             (folder / CLASSES).write_text(names, encoding="utf-8")
-        write_card(folder, trained, model, target, accuracy_of(trained))
-    return [checked]
-
-
-def _head(trained: Trained) -> str:
-    """The head comment of the recipe, by which its name is found again."""
-    return f"# The recipe {trained.name} as it ran.\n"
+        write_card(folder / "README.md", trained, model, target)
+    return f"checked: {checked}"
 
 
 def _write_tensors(
@@ -100,18 +88,18 @@ def _write_tensors(
     """Write ``model.safetensors``, for timm with its ``config.json``, and load it back."""
     from safetensors.torch import load_file, save_file
 
-    path = folder / SAFETENSORS
+    path = folder / "model.safetensors"
     # Cloned, as safetensors refuses tensors that share memory (tied weights).
     content = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    about = {"format": "pt", "recipe": trained.name, "model": recipe.model.name}
-    save_file(content, path, metadata=about)
+    save_file(content, path, metadata={"format": "pt", "recipe": trained.name})
     if target == "safetensors":
         back: dict[str, Tensor] = load_file(path)
         same = all(torch.equal(value, back[name]) for name, value in content.items())
         return _require(same, f"{len(back)} tensors, read back as they were written")
     import timm
 
-    (folder / CONFIG).write_text(json.dumps(_timm_config(model, recipe, trained), indent=2) + "\n")
+    config = json.dumps(_timm_config(model, recipe, trained), indent=2)
+    (folder / "config.json").write_text(config + "\n", encoding="utf-8")
     try:
         loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     except OSError:
@@ -131,17 +119,24 @@ def _write_tensors(
 def _require(same: bool, what: str) -> str:
     if not same:
         raise RecipeError(f"--to: what was written differs from the model: not {what}")
-    return f"checked: {what}"
+    return what
 
 
 def _timm_config(model: nn.Module, recipe: Recipe, trained: Trained) -> dict[str, Any]:
     """The ``config.json`` from which timm makes the model and its transform of images."""
     about: Any = model
     size, data = recipe.eval_size, recipe.data
-    crop = crop_share(size, data.eval_resize)
     source: dict[str, Any] = dict(about.pretrained_cfg)
-    layers = {key: source[key] for key in ("first_conv", "classifier") if source.get(key)}
-    classes = outputs_of(model, size)
+    with torch.no_grad():
+        classes = int(model(random_images(1, size)).shape[-1])
+    images = {
+        "input_size": [3, size, size],
+        "interpolation": data.eval_interpolation,
+        "crop_pct": crop_share(size, data.eval_resize),
+        "crop_mode": "center",
+        "mean": list(data.mean),
+        "std": list(data.std),
+    }
     named = len(trained.classes) == classes
     return {
         "architecture": recipe.model.name.partition(".")[0],
@@ -151,16 +146,10 @@ def _timm_config(model: nn.Module, recipe: Recipe, trained: Trained) -> dict[str
         **({"model_args": recipe.model.args} if recipe.model.args else {}),
         "pretrained_cfg": {
             "num_classes": classes,
-            "input_size": [3, size, size],
-            "test_input_size": [3, size, size],
             "fixed_input_size": bool(source.get("fixed_input_size", False)),
-            "interpolation": data.eval_interpolation,
-            "crop_pct": crop,
-            "test_crop_pct": crop,
-            "crop_mode": "center",
-            "mean": list(data.mean),
-            "std": list(data.std),
-            **layers,
+            **images,
+            **{f"test_{key}": images[key] for key in ("input_size", "crop_pct")},
+            **{key: source[key] for key in ("first_conv", "classifier") if source.get(key)},
         },
     }
 
@@ -183,23 +172,15 @@ def _written(out: Path) -> Iterator[Path]:
         if not out.parent.exists():
             out.parent.mkdir(parents=True)
         # A folder of its own for each export, as several may be written at once.
-        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-            partial = Path(beside, out.name)
-            partial.mkdir()
-            yield partial
-            if not out.exists():
-                partial.rename(out)
-                return
+        with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
+            yield Path(partial)
+            out.mkdir(exist_ok=True)
             if any(out.iterdir()):
-                raise _exists(out)
-            for path in sorted(partial.iterdir()):  # not as a new folder: a shell may be in it
+                raise RecipeError(f"--out: {out} exists and is not empty; valid: a new folder")
+            for path in sorted(Path(partial).iterdir()):
                 path.rename(out / path.name)
     except OSError as error:
         raise RecipeError(
             f"--out: {error.filename or out} cannot be written: {error.strerror}; valid: a new "
             "folder in one that can be written and has room"
         ) from error
-
-
-def _exists(out: Path) -> RecipeError:
-    return RecipeError(f"--out: {out} exists and is not empty; valid: a new folder")

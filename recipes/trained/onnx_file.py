@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,11 +13,8 @@ import torch
 from torch import nn
 
 from ..errors import RecipeError
-from .outputs import random_images
+from .source import random_images
 
-INPUT, OUTPUT = "images", "logits"
-#: What torch's exporter and the comparison need: the packages of ``largebatch[onnx]``.
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 #: A file of ONNX is a Protocol Buffers message, of at most 2 GiB; larger weights are put beside it.
 _LARGEST_FILE_BYTES = 1.9 * 2**30
 #: The largest difference of outputs that different kernels may make, relative to the largest
@@ -32,7 +28,7 @@ def check_packages() -> None:
     Raises:
         RecipeError: One is not.
     """
-    for name in _PACKAGES:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
             raise RecipeError(
                 f"--to: onnx needs {name}, which is not installed; valid: pip install "
@@ -61,70 +57,49 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
     import onnxruntime
 
     stored = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    batch = torch.export.Dim("batch", min=1)
+    images = random_images(3, size)  # other than the example, as the batch size is open
+    disabled, doing = logging.root.manager.disable, "onnx cannot hold the model"
     try:
-        with _quietly():
+        # What the exporter logs and prints is about its own code.
+        logging.disable(logging.WARNING)
+        with (
+            warnings.catch_warnings(action="ignore"),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
             torch.onnx.export(
                 model,
                 (random_images(2, size),),
                 path,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_shapes=({0: batch},),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 external_data=stored > _LARGEST_FILE_BYTES,
                 dynamo=True,
                 verbose=False,
             )
+        doing = "ONNX Runtime does not run what was written"
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        [found] = session.run(["logits"], {"images": images.numpy()})
     except OSError:
         raise
-    except Exception as error:  # torch and onnxscript raise errors of their own
+    except Exception as error:  # torch, onnxscript and ONNX Runtime raise errors of their own
+        root: BaseException = error  # which explains itself, unlike the exporter's
+        while root.__cause__ is not None:
+            root = root.__cause__
+        first = next(iter(str(root).strip().splitlines()), "")
         raise RecipeError(
-            f"--to: onnx cannot hold the model: {_reason(error)}; valid: safetensors"
+            f"--to: {doing}: {type(root).__name__}: {first}; valid: safetensors"
         ) from error
-    images = random_images(3, size)  # other than the example, as the batch size is open
-    try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        [found] = session.run([OUTPUT], {INPUT: images.numpy()})
-    except Exception as error:  # ONNX Runtime raises errors of its own
-        raise RecipeError(
-            f"--to: ONNX Runtime does not run what was written: {_reason(error)}; valid: "
-            "safetensors"
-        ) from error
+    finally:
+        logging.disable(disabled)
     with torch.no_grad():
         expected = model(images)
     difference = (torch.from_numpy(found) - expected).abs().max().item()
     largest = expected.abs().max().item()
+    told = f"by at most {difference:.1g} for 3 random images, the largest being {largest:.2g}"
     if not difference <= _TOLERANCE * largest:
         raise RecipeError(
-            f"--to: the outputs of the ONNX file differ from the model's by {difference:.2g}, the "
-            f"largest being {largest:.2g}; valid: safetensors"
+            f"--to: outputs in ONNX Runtime differ from the model's {told}; valid: safetensors"
         )
-    return (
-        f"checked: outputs in ONNX Runtime {onnxruntime.__version__} differ from torch's by at "
-        f"most {difference:.1g} for 3 random images, the largest being {largest:.2g}"
-    )
-
-
-def _reason(error: BaseException) -> str:
-    """The kind and first line of the error at the root of the exporter's, which explains itself."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first}"
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Context manager without what the exporter logs and prints, which is about its own code."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with (
-            warnings.catch_warnings(),
-            redirect_stdout(io.StringIO()),
-            redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
+    return f"outputs in ONNX Runtime {onnxruntime.__version__} differ from torch's {told}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,7 @@ from ..training.build import build_precision, named_precision
 from ..training.data import build_loader, build_sources, is_url, open_split
 from ..training.device import device_settings
 from ..training.evaluate import evaluate
-from .outputs import outputs_of
-from .source import Trained
+from .source import Trained, random_images
 
 _Z = 1.959963984540054  # of a two-sided 95 % interval
 _MOST_IMAGES = 256  # per forward pass, where nothing says how many fit
@@ -62,6 +62,18 @@ class Score:
     backend: str
     left_out: str = ""
 
+    def as_json(self, trained: Trained) -> dict[str, Any]:
+        """The score and the weights that it is of, as JSON can hold it."""
+        return {
+            "weights": str(trained.source),
+            "ema": trained.ema,
+            "recipe": trained.name,
+            "model": trained.loaded.recipe.model.name,
+            "step": trained.step,
+            **vars(self),
+            "loss": self.loss if math.isfinite(self.loss) else None,
+        }
+
 
 def wilson(percent: float, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of ``count`` images, both in percent.
@@ -77,6 +89,17 @@ def wilson(percent: float, count: int) -> tuple[float, float]:
     return max(0.0, scale * (middle - spread)), min(100.0, scale * (middle + spread))
 
 
+def for_evaluation(overrides: Sequence[str]) -> list[str]:
+    """The overrides with which to load a recipe, so that micro-batches of any size are valid.
+
+    ``batch_size`` has no part in an evaluation.
+    """
+    pairs = [override.partition("=") for override in overrides]
+    micro = [value for key, _, value in pairs if key.strip() == "micro_batch_size"]
+    kept = ["".join(pair) for pair in pairs if pair[0].strip() != "batch_size"]
+    return [*kept, *(f"batch_size={value}" for value in micro[-1:] if value.strip().isdigit())]
+
+
 def score(trained: Trained, job: Job) -> Score:
     """Evaluate weights on the validation images of their recipe; a collective.
 
@@ -87,7 +110,7 @@ def score(trained: Trained, job: Job) -> Score:
             model.
         DataError: An image cannot be read.
     """
-    recipe = _for_evaluation(trained, job)
+    recipe = _with_batches(trained, job)
     with job.raise_on_all_ranks():
         left_out = LeftOut()
         source = validation_source(recipe, left_out)
@@ -129,11 +152,8 @@ def score(trained: Trained, job: Job) -> Score:
     )
 
 
-def _for_evaluation(trained: Trained, job: Job) -> Recipe:
-    """The recipe, with as many images in a forward pass as the run had on such a device.
-
-    ``batch_size`` has no part in an evaluation.
-    """
+def _with_batches(trained: Trained, job: Job) -> Recipe:
+    """The recipe, with as many images in a forward pass as the run had on such a device."""
     recipe = trained.loaded.recipe
     same_device = trained.about.get("device") == job.device.type  # else they may not fit
     recorded = trained.about.get("micro_batch_size") if same_device else None
@@ -150,20 +170,15 @@ def validation_source(recipe: Recipe, on_fault: OnFault | None = None) -> Source
     Raises:
         RecipeError, DataError: They are missing or cannot be used.
     """
-    data = recipe.data
-    if data.source != "synthetic" and not is_url(data.path or "") and not _is_folder(data.path):
+    data, folder = recipe.data, Path(recipe.data.path or "")
+    if data.source != "synthetic" and not is_url(data.path or "") and not folder.is_dir():
         raise RecipeError(f"data.path: no folder {data.path}; valid: one with val/, or a URL")
-    alone = data.source == "folder" and not data.holdout and data.path is not None
-    if alone and not Path(data.path or "", "train").is_dir():
+    if data.source == "folder" and not data.holdout and not (folder / "train").is_dir():
         return open_split(data, "val", on_fault=on_fault)
     val = build_sources(recipe, on_fault)[1]
     if val is None:
         raise RecipeError("data.val_images: 0 images to evaluate; valid: at least 1")
     return val
-
-
-def _is_folder(path: str | None) -> bool:
-    return path is not None and Path(path).is_dir()
 
 
 def data_in_words(recipe: Recipe) -> str:
@@ -185,7 +200,8 @@ def _check_outputs(trained: Trained, model: torch.nn.Module, recipe: Recipe, cla
     """
     size, name = recipe.eval_size, recipe.model.name
     try:
-        outputs = outputs_of(model, size)
+        with torch.no_grad():
+            outputs = model(random_images(1, size)).shape[-1]
     except RecipeError:
         raise
     except Exception as error:  # whatever the model's code raises
@@ -221,16 +237,3 @@ def check_classes(trained: Trained, source: Source) -> None:
                 f"and that of the model of {trained.source} is {ours!r}; valid: images of the "
                 "classes of its training, with their names"
             )
-
-
-def as_json(found: Score, trained: Trained) -> dict[str, Any]:
-    """A score and the weights that it is of, as JSON can hold it."""
-    loss = found.loss if math.isfinite(found.loss) else None
-    return {
-        "weights": str(trained.source),
-        "ema": trained.ema,
-        "recipe": trained.name,
-        "model": trained.loaded.recipe.model.name,
-        "step": trained.step,
-        **{**vars(found), "loss": loss, "top1_interval": list(found.top1_interval)},
-    }

@@ -84,29 +84,36 @@ class Trained:
     @torch.no_grad()
     def _fill(self, model: nn.Module, name: str) -> None:
         ours = model.state_dict()
-        valid = f"valid: weights of {name}, or --recipe with the recipe that they are of"
-        for key, value in self.weights.items():
-            if key not in ours:
-                raise RecipeError(
-                    f"{KEY}: {self.source} has {key}, which is not part of {name}; {valid}"
-                )
-            if value.shape != ours[key].shape:
-                raise RecipeError(
-                    f"{KEY}: {self.source} has {key} of shape {list(value.shape)}, where {name} "
-                    f"has {list(ours[key].shape)}; {valid}"
-                )
-        given = {ours[key].data_ptr() for key in self.weights}  # also of tied weights
-        for key, value in ours.items():
-            optional = key.endswith("num_batches_tracked")  # absent from old files
-            if key not in self.weights and not optional and value.data_ptr() not in given:
-                raise RecipeError(f"{KEY}: {self.source} has no {key}, which {name} needs; {valid}")
-        for key, value in self.weights.items():
-            if not torch.isfinite(value).all():
+        given = {ours[key].data_ptr() for key in self.weights if key in ours}  # also of tied ones
+        optional = "num_batches_tracked"  # absent from old files
+        for key in (*self.weights, *ours):
+            theirs, value = self.weights.get(key), ours.get(key)
+            if value is None:
+                problem = f"has {key}, which is not part of {name}"
+            elif theirs is None:
+                if key.endswith(optional) or value.data_ptr() in given:
+                    continue
+                problem = f"has no {key}, which {name} needs"
+            elif theirs.shape != value.shape:
+                shapes = list(theirs.shape), list(value.shape)
+                problem = f"has {key} of shape {shapes[0]}, where {name} has {shapes[1]}"
+            elif not torch.isfinite(theirs).all():
                 raise RecipeError(
                     f"{KEY}: {self.source} has values in {key} that are not finite; valid: weights "
                     "of a run that has not diverged, such as one of its earlier checkpoints"
                 )
-            ours[key].copy_(value)  # which shares memory with the model
+            else:
+                value.copy_(theirs)  # which shares memory with the model
+                continue
+            raise RecipeError(
+                f"{KEY}: {self.source} {problem}; valid: weights of {name}, or --recipe with the "
+                "recipe that they are of"
+            )
+
+
+def random_images(count: int, size: int) -> Tensor:
+    """Random images, FP32, shape ``[count, 3, size, size]``; the same at each call."""
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def open_trained(
@@ -158,13 +165,15 @@ def open_trained(
                 "your own"
             )
     weights = read_weights(source, ema=ema and source.is_dir(), key=KEY)
-    about = _about(source, run_dir)
-    notices = damaged_in(path, "reading")
-    newest = checkpoint.latest(run_dir / checkpoint.CHECKPOINTS) if is_run else None
-    if newest and not source.is_dir() and int(newest.name[5:]) > (whole(about.get("step")) or 0):
-        notices.append(
-            f"{source.name} is of step {about.get('step', 'unknown')}; the run went on to {newest}"
-        )
+    about = {}  # what the run recorded about them, in its checkpoint or when it wrote the file
+    if source.is_dir():
+        about = checkpoint.read_state(source)
+    elif source.name in (WEIGHTS, WEIGHTS_EMA):
+        about = object_in(run_dir / SUMMARY)
+    try:
+        classes = tuple(read_text(run_dir / CLASSES).splitlines())
+    except (OSError, DamagedFileError):
+        classes = ()
     return Trained(
         source=source,
         weights=weights,
@@ -173,23 +182,7 @@ def open_trained(
         name=loaded.name,
         run_dir=run_dir if is_run else None,
         about=about,
-        classes=_classes(run_dir / CLASSES),
-        notices=tuple(notices),
+        classes=classes,
+        notices=tuple(damaged_in(path, "reading")),
         origin=f"the recipe {loaded.name}",
     )
-
-
-def _about(source: Path, run_dir: Path) -> dict[str, Any]:
-    """What a run recorded about weights, in its checkpoint or when it wrote the file."""
-    if source.is_dir():
-        return checkpoint.read_state(source)
-    if source.name not in (WEIGHTS, WEIGHTS_EMA):
-        return {}
-    return object_in(run_dir / SUMMARY)
-
-
-def _classes(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(read_text(path).splitlines())
-    except (OSError, DamagedFileError):
-        return ()

@@ -6,15 +6,11 @@ not change its shape over epochs; they multiply it by a factor.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ...lars import Schedule, Span, constant, cosine, polynomial, step_decay, warmup
 from ..errors import RecipeError
-from ..files import number
 from ..schema.recipe import Recipe
 from ..schema.sections import Schedule as Section
 from ..words import folded, in_full
@@ -76,19 +72,6 @@ def learning_rates(recipe: Recipe, timeline: Timeline) -> LearningRates:
         return timeline.factor(step) * whole(timeline.progress(step))
 
     return LearningRates(schedule, rise, decay_steps, milestones)
-
-
-def as_logged(schedule: Schedule, lines: Iterable[dict[str, Any]]) -> bool:
-    """Whether a schedule gives the learning rate of each line of training that has one.
-
-    A run that was resumed with another learning rate has logged others than its recipe gives now.
-    """
-    logged = ((line["step"], number(line.get("lr"))) for line in lines)
-    return all(
-        math.isclose(schedule(max(0, step - 1)), rate, rel_tol=1e-6)
-        for step, rate in logged
-        if rate is not None
-    )
 
 
 def _milestones(section: Section, timeline: Timeline) -> tuple[int, ...]:

@@ -251,7 +251,7 @@ def images_in(lines: Sequence[Line]) -> float:
 
 def outcome_of(folder: Path) -> Outcome:
     """Tell how a run goes, or how it ended, from its folder."""
-    recipe = _recipe(folder)
+    recipe = recipe_of(folder)
     ending, summary = object_in(folder / ENDING), object_in(folder / SUMMARY)
     held = holder(folder)
     metrics = Metrics()
@@ -279,15 +279,11 @@ def outcome_of(folder: Path) -> Outcome:
     )
 
 
-def state_of(folder: Path, metrics: Metrics) -> tuple[State, str]:
-    """Tell the state of a run, and why it ended or its last line, where its metrics are read."""
-    ending, summary = object_in(folder / ENDING), object_in(folder / SUMMARY)
-    return _state(folder, ending, summary, holder(folder), metrics)
 
 
 def name_of(folder: Path) -> str | None:
     """The name of the recipe of a run; None if it is not known."""
-    return text(_recipe(folder).get("name") or object_in(folder / SUMMARY).get("recipe"))
+    return text(recipe_of(folder).get("name") or object_in(folder / SUMMARY).get("recipe"))
 
 
 def _placed(content: bytes) -> Line | None:
@@ -368,7 +364,7 @@ def _values(metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def _recipe(folder: Path) -> dict[str, Any]:
+def recipe_of(folder: Path) -> dict[str, Any]:
     """The recipe in a run's folder with its ``name``, not validated; empty if there is none."""
     try:
         written = read_text(folder / RECIPE)

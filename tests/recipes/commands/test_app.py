@@ -140,11 +140,11 @@ def test_the_schema_for_editors_is_printed():
 
 def rows(output):
     """The key points of a schedule: name -> step, epoch, learning rate."""
-    split = (line.rsplit(maxsplit=3) for line in output.splitlines()[2:-1])
+    split = (line.rsplit(maxsplit=3) for line in output.splitlines()[2:] if len(line.split()) > 3)
     return {name.strip(): (step, epoch, float(lr)) for name, step, epoch, lr in split}
 
 
-def test_a_schedule_is_plotted_and_printed_without_the_data(tmp_path, monkeypatch):
+def test_a_schedule_is_printed_without_the_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("schedule", "resnet50-b65536")
     assert result.exit_code == 0, result.output
@@ -152,8 +152,7 @@ def test_a_schedule_is_plotted_and_printed_without_the_data(tmp_path, monkeypatc
         "resnet50-b65536: 1,281,167 images (data.train_images, as there is no folder "
         "data/imagenet), batch 65,536, 19.55 steps per epoch, 1,740 steps"
     )
-    assert result.stdout.splitlines()[-1] == "schedule.png"
-    assert Image.open("schedule.png").size[0] > 800
+    assert list(tmp_path.iterdir()) == []
     points = rows(result.stdout)
     assert list(points) == [
         "start",

@@ -30,8 +30,7 @@ def test_tables_fit_100_columns(folder, monkeypatch):
     rows = [line.split() for line in lines]
     assert ["8", "128", "64", "128"] in [row[:4] for row in rows]
     assert ["1,024", "64", "1", "64"] in [row[:4] for row in rows]
-    assert {"fp32", "bf16*", "fp16-pure"} <= {row[0] for row in rows if row}
-    assert any("not counted: the CUDA context" in line for line in lines)
+    assert "not counted: the CUDA context" in " ".join(result.output.split())
     assert any(line.startswith("1,024 GPUs need micro_batch_size=64") for line in lines)
     assert list(folder.iterdir()) == []
 
@@ -46,7 +45,8 @@ def test_json_has_every_number(folder):
     parts = ("training", "evaluation", "checkpoints")
     assert seconds["total"] == pytest.approx(sum(seconds[part] for part in parts))
     assert seconds["total_between"][0] < seconds["total"] < seconds["total_between"][1]
-    assert {memory["precision"] for memory in point["memory"]} >= {"fp32", "bf16", "fp16-master"}
+    assert point["memory"]["precision"] == "bf16"
+    assert point["memory"]["peak"] > point["memory"]["activations"] > 1e9
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,6 @@ def planned(gpus, *keys, name="resnet50-b65536", **options):
     return plan_run(load(name, [*SMALL, *keys]), gpus, **options)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_precision():
-    """Each is counted alike, and takes its time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("largebatch.recipes.predict.run_plan.PRECISIONS", ("bf16",))
-        yield
-
-
 @pytest.fixture(scope="module")
 def three():
     return planned([1, 64, 1024], price=2.0)
@@ -91,9 +83,7 @@ def test_stages_have_their_own_steps():
     images = [point.timeline.phases[1].start]
     images.append(point.timeline.end - images[0])
     assert point.times.training == pytest.approx((images[0] + 4 * images[1]) / 1000)  # by pixels
-    memory = {one.precision: one for one in point.memory}
-    plain = {one.precision: one for one in planned([1]).points[0].memory}
-    assert memory["bf16"].activations > 2 * plain["bf16"].activations
+    assert point.memory.activations > 2 * planned([1]).points[0].memory.activations
 
 
 def test_one_range_holds_what_each_assumption_changes(three):

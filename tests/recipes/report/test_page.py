@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 
-import plotly.graph_objects
 import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
@@ -19,13 +18,10 @@ from typer.testing import CliRunner
 from largebatch.recipes import report
 from largebatch.recipes.commands.app import main
 from largebatch.recipes.commands.tree import app
-from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.report import figures, page
-from largebatch.recipes.report.curves import charts
-from largebatch.recipes.report.groups import groups, read_runs
-from largebatch.recipes.report.shares import by_run
-from tests.recipes.report.test_shares import with_phases
-from tests.recipes.report.written_runs import write_run
+from largebatch.recipes.report.figures import figure
+from largebatch.recipes.report.page import render
+from largebatch.recipes.report.runs import read_runs
+from tests.recipes.report.written_runs import append, with_phases, write_run
 
 VOID = {"meta", "input", "line", "br", "link", "img"}
 #: Attributes through which a page loads something.
@@ -69,12 +65,8 @@ def _short_plotly(monkeypatch):
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "var Plotly = {};")
 
 
-def grouped(*folders):
-    return groups(read_runs(folders)[0])
-
-
-def rendered(*folders, target=None):
-    return Page(page.render(grouped(*folders), target))
+def rendered(*folders):
+    return Page(render(*read_runs(folders)))
 
 
 def command(*words):
@@ -82,7 +74,7 @@ def command(*words):
 
 
 def test_it_loads_nothing_and_admits_its_own_scripts_alone(run_of):
-    text = page.render(grouped(run_of("a", edit=with_phases), run_of("b", seed=1)))
+    text = render(*read_runs([run_of("a", edit=with_phases), run_of("b", seed=1)]))
     found = Page(text)
     assert [(tag, a) for tag, a in found.tags if LOADING & a.keys()] == []
     assert not [tag for tag, _ in found.tags if tag in ("link", "iframe", "object", "base", "img")]
@@ -92,7 +84,7 @@ def test_it_loads_nothing_and_admits_its_own_scripts_alone(run_of):
     (policy,) = [a["content"] for tag, a in found.tags if "http-equiv" in a]
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
-    assert len(hashes) == 4  # plotly, the curves, the bars and that of the page
+    assert len(hashes) == 3  # plotly, the curves and that of the page
     first, of_scripts, *others = policy.split("; ")
     assert (first, of_scripts.split()[0]) == ("default-src 'none'", "script-src")
     assert {*of_scripts.split()[1:]} == {f"'sha256-{one}'" for one in hashes}
@@ -103,44 +95,32 @@ def test_it_loads_nothing_and_admits_its_own_scripts_alone(run_of):
 
 
 def test_text_of_a_run_is_text(tmp_path):
-    def edit(line):
-        return line | {HOSTILE: 1.0}
-
     folder, other = tmp_path / HOSTILE.replace("/", "|"), tmp_path / "b"
-    write_run(folder, f"model.args={{a: {json.dumps(HOSTILE)}}}", edit=edit)
+    write_run(folder, f"model.args={{a: {json.dumps(HOSTILE)}}}")
     write_run(other)
     recipe = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(recipe.replace("recipe digits as", f"recipe {HOSTILE} as"))
-    layer = json.dumps({"split": "trust_ratio", "step": 10, "epoch": 1, HOSTILE: [1, 2, 3]})
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(layer + "\n")
-    for folders, count in (([folder], 4), ([folder, other], 3)):
+    about = {"step": 112, "recipe": HOSTILE, "device": HOSTILE, "backend": HOSTILE}
+    (folder / "summary.json").write_text(json.dumps(about))
+    ending = {"status": "failed", "reason": HOSTILE}
+    layer = {"split": "trust_ratio", "step": 10, "epoch": 1, HOSTILE: [1, 2, 3]}
+    append(folder, layer)
+    for status, folders in ((None, [folder]), (None, [folder, other]), (ending, [folder])):
+        if status:
+            (folder / "ending.json").write_text(json.dumps(status))
         found = rendered(*folders)
         assert "img" not in [tag for tag, _ in found.tags]
-        assert [tag for tag, _ in found.tags].count("script") == count
+        assert [tag for tag, _ in found.tags].count("script") == 3
         assert HOSTILE in found.visible
         # Plotly makes elements of some tags in what it shows.
-        shown = json.dumps(figures.of_curves(grouped(*folders), charts(grouped(*folders))))
-        shown += json.dumps(figures.of_trust_ratios(read_runs([folder])[0][folder.name]))
-        shown += json.dumps(figures.of_shares(by_run(grouped(*folders))))
+        shown = json.dumps(figure(read_runs(folders)[0]))
         assert "<img" not in shown
         assert "&lt;img" in shown
 
 
-def test_the_figures_are_ones_that_plotly_takes(run_of):
-    folder = run_of("a", edit=with_phases)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"split": "trust_ratio", "step": 10, "epoch": 1, "conv": [1, 2, 3]}\n')
-    run = read_runs([folder])[0]["a"]
-    for of in (grouped(folder), grouped(folder, run_of("b", seed=1))):
-        plotly.graph_objects.Figure(figures.of_curves(of, charts(of)))
-        plotly.graph_objects.Figure(figures.of_shares(by_run(of)))
-    plotly.graph_objects.Figure(figures.of_trust_ratios(run))
-
-
 def test_plotly_is_on_the_page(run_of, monkeypatch):
     monkeypatch.undo()
-    text = page.render(grouped(run_of("a")))
+    text = render(*read_runs([run_of("a")]))
     start = text.index("plotly.js v")
     assert 3e6 < len(text) < 6e6
     assert text.index("</script>", start) - start > 3e6  # nothing in it ends the element
@@ -152,7 +132,7 @@ def test_the_script_is_short():
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(run_of, tmp_path, monkeypatch):
-    found, place = grouped(run_of("a")), tmp_path / "pages" / "report.html"
+    run, place = run_of("a"), tmp_path / "pages" / "report.html"
     place.parent.mkdir()
     place.write_text("before")
     link = tmp_path / "link.html"
@@ -164,20 +144,20 @@ def test_a_page_is_replaced_whole_or_not_at_all(run_of, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full)
-        with pytest.raises(RecipeError, match=r"--out: cannot write .*: No space left on device"):
-            page.write_page(link, found)
+        result = command(run, "--out", link)
+    assert "--out: cannot write " in result.stderr
+    assert ": No space left on device; valid: a file in a folder" in result.stderr
     assert (place.read_text(), list(place.parent.iterdir())) == ("before", [place])
-    page.write_page(link, found)
-    assert place.read_text(encoding="utf-8").endswith("</html>\n")
+    assert command(run, "--out", link).stdout == f"{link}\n"
+    assert place.read_text(encoding="utf-8").endswith("</html>")
     assert (link.is_symlink(), list(place.parent.iterdir())) == (True, [place])
 
 
 @pytest.mark.parametrize(
     ("keys", "options", "words"),
     [
-        ((), {"steps": 50, "summary": False}, "stopped before its end, at step 50 of 112"),
-        ((), {"steps": 7}, "finished after 7 steps"),
-        (("stages=[{from: 10ep, batch_size: 640, lr: linear}]",), {}, "resnet10t, lars, finished"),
+        ((), {"steps": 50, "summary": False}, "stopped at epoch 8.907 of 20: its end is not"),
+        (("stages=[{from: 10ep, batch_size: 640, lr: linear}]",), {}, "finished"),
     ],
 )
 def test_runs_of_all_kinds(run_of, keys, options, words):
@@ -204,9 +184,8 @@ def test_values_of_another_type_in_an_older_recipe_are_shown(run_of, key, value)
         text = (folder / "recipe.yaml").read_text()
         text = re.sub(rf"^{key}:.*\n(?:[ -].*\n)*", "", text, flags=re.MULTILINE)
         (folder / "recipe.yaml").write_text(f"{text}{key}: {value}\n")
-    assert "is not valid today" in rendered(folders[0]).visible
+    rendered(folders[0])
     rendered(*folders)
-    assert command(*folders, "--json").exit_code == 0
 
 
 @pytest.mark.parametrize("value", [None, [1], "abc", 5])
@@ -218,13 +197,12 @@ def test_values_of_another_type_in_a_summary_are_no_obstacle(run_of, value):
     (folder / "summary.json").write_text(json.dumps(about | dict.fromkeys(names, value)))
     rendered(folder)
     rendered(folder, run_of("b", seed=1))
-    assert command(folder, "--json").exit_code == 0
 
 
 def test_a_name_that_is_no_utf8(run_of, tmp_path):
     folder = tmp_path / os.fsdecode(b"run-\xff")
     run_of("run").rename(folder)
-    page.write_page(tmp_path / "report.html", grouped(folder))
+    assert command(folder, "--out", tmp_path / "report.html").exit_code == 0
     found = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "run-?" in found.visible
 
@@ -234,19 +212,7 @@ def test_fifty_runs(run_of):
         run_of(f"r{i}", f"optimizer.lr={1 + i // 2}", seed=i % 2, steps=20) for i in range(50)
     ]
     rows = [a for tag, a in rendered(*folders).tags if tag == "th" and a.get("scope") == "row"]
-    assert len(rows) == 25 + 25 + 25 + 50  # accuracy, time, differences and each run
-
-
-def test_the_command_writes_the_page_or_prints_the_tables(run_of, tmp_path):
-    folders = [run_of("a"), run_of("b", seed=1)]
-    out = tmp_path / "report.html"
-    result = command(*folders, "--out", out)
-    assert (result.exit_code, result.stdout) == (0, f"{out}\n")
-    assert out.read_text(encoding="utf-8").endswith("</html>\n")
-    result = command(*folders, "--json", "--target", 50)
-    assert result.exit_code == 0
-    (group,) = json.loads(result.stdout)["groups"]
-    assert (group["top1"]["mean"], group["reached_target"]) == (90.0, 2)
+    assert len(rows) == 25 + 50 + 1  # groups, runs, and the key that differs
 
 
 def test_the_picture_leaves_out_a_damaged_line_and_says_so(run_of, monkeypatch):
@@ -262,32 +228,27 @@ def test_the_picture_leaves_out_a_damaged_line_and_says_so(run_of, monkeypatch):
 
 def test_runs_that_have_just_begun_are_left_out_and_named(run_of, tmp_path):
     folders = [run_of("a"), run_of("b", edit=lambda line: None), run_of("c", seed=1)]
-    out = tmp_path / "report.html"
-    result = command(*folders, "--json", "--out", out)
-    assert result.exit_code == 0
-    data = json.loads(result.stdout)
-    assert [run["run"] for run in data["runs"]] == ["digits, seed 0", "digits, seed 1"]
-    assert data["notes"] == ["b is left out: it has no metrics yet."]
-    assert data["notes"][0] in Page(out.read_text(encoding="utf-8")).visible
+    groups, notes = read_runs(folders)
+    assert [*groups[0].runs] == ["digits, seed 0", "digits, seed 1"]
+    assert notes == [f"{folders[1]} is left out: it has no metrics yet."]
+    assert notes[0] in rendered(*folders).visible
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{e}", "{f}", "--json"], "RUN: {e} has no metrics yet; valid: a run that has reached"),
-        (["{e}", "--json"], "RUN: {e} has no metrics yet; valid: a run that has reached"),
+        (
+            ["{e}", "{f}", "--out", "x.html"],
+            "RUN: {e} has no metrics yet; valid: a run that has reached",
+        ),
+        (["{e}"], "RUN: {e} has no metrics yet; valid: a run that has reached"),
         (["{d}"], "RUN: {d}/report.png cannot be written: Is a directory; valid: a folder that"),
-        (["{a}", "{b}"], "--out: missing for several runs; valid: --out report.html, or --json"),
+        (["{a}", "{b}"], "--out: missing for several runs; valid: --out report.html"),
         (["{a}", "--out", "{a}/x.png"], "--out: cannot write {a}/x.png; valid: a name with .html"),
         (["{a}", "--out", "{a}/no/x.html"], "cannot write {a}/no/x.html: No such file or direct"),
-        (["{a}", "--json", "--target", "nan"], "--target: nan; valid: a percentage above 0 and up"),
-        (["{a}", "--json", "--target", "101"], "--target: 101; valid: a percentage above 0"),
-        (["{a}", "--target", "99"], "--target: has no part in report.png; valid: with --out or"),
-        (["{a}", "--target", "0"], "--target: 0; valid: a percentage above 0 and up to 100"),
         (["{a}/no"], "RUN: {a}/no is no folder; valid: a run's folder, which holds metrics.jsonl"),
         (["{a}/.."], "RUN: {a}/.. holds no run; valid: a run's folder, which holds metrics.jsonl"),
-        (["{a}", "{a}", "--json"], "RUN: {a} is named twice; valid: each run once"),
-        (["{a}", "{a}/..", "--json"], "RUN: {a}/.. holds no run; valid: a run's folder"),
+        (["{a}", "{a}/..", "--out", "x.html"], "RUN: {a}/.. holds no run; valid: a run's folder"),
         (["{a}/no", "--out", "x.html"], "RUN: {a}/no is no folder; valid: a run's folder"),
     ],
 )
@@ -312,3 +273,10 @@ def test_without_plotly_one_line_says_what_to_install(run_of, tmp_path, monkeypa
     advice = "plotly is not installed; valid: pip install 'largebatch[recipes]'"
     assert capsys.readouterr().err == f"largebatch: error: {advice}\n"
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_run_whose_first_loss_is_not_finite_is_shown(run_of):
+    def edit(line):
+        return line | {"loss": None} if line["split"] == "train" else line
+
+    assert "diverged" in rendered(run_of("a", steps=10, summary=False, edit=edit)).visible

@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 from largebatch.recipes.report.picture import write_picture
 from tests.recipes.report.written_runs import write_run
 
-STAGED = ["stages=[{from: 10ep, batch_size: 640, lr: linear}]", "optimizer.lr=3"]
-
 
 @pytest.fixture
 def drawn(monkeypatch):
@@ -32,27 +30,15 @@ def drawn(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("keys", "peak"), [([], 4.0), (STAGED, 3.0)])
-def test_it_draws_the_metrics_and_the_learning_rate_of_each_step(tmp_path, drawn, keys, peak):
-    timeline, lines = write_run(tmp_path / "run", *keys)
+def test_it_draws_the_metrics(tmp_path, drawn):
+    _, lines = write_run(tmp_path / "run")
     write_picture(tmp_path / "run")
-    (loss, top1), ((epochs, rates),) = drawn["tab:orange"], drawn["tab:green"]
-    val = [line for line in lines if line["split"] == "val"]
+    (loss, top1), (rate,) = drawn["tab:orange"], drawn["tab:green"]
+    train, val = ([n for n in lines if n["split"] == split] for split in ("train", "val"))
     assert loss == ([line["epoch"] for line in val], [line["loss"] for line in val])
     assert top1[1] == [line["top1"] for line in val]
-    assert len(rates) == lines[-1]["step"]
-    assert epochs == [timeline.epoch(step) for step in range(len(rates))]
-    assert max(rates) == peak
+    assert rate == ([line["epoch"] for line in train], [line["lr"] for line in train])
     assert "Top-1 accuracy: 90.00 % at the last evaluation" in drawn["titles"]
-    assert "Wait for input: 2.1 % of the time" in drawn["titles"] or keys
-
-
-def test_without_the_recipe_it_draws_the_logged_learning_rates(tmp_path, drawn):
-    _, lines = write_run(tmp_path / "run")
-    (tmp_path / "run" / "recipe.yaml").unlink()
-    write_picture(tmp_path / "run")
-    train = [line for line in lines if line["split"] == "train"]
-    assert drawn["tab:green"] == [([n["epoch"] for n in train], [n["lr"] for n in train])]
 
 
 def test_lines_that_are_damaged_or_lack_values_are_gaps(tmp_path, drawn):

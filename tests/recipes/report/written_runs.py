@@ -8,6 +8,24 @@ from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 
 IMAGES = 1437
+#: Shares of the time of a line of :func:`with_phases`, in percent.
+SHARES = {
+    **{"input_seconds": 15, "forward_seconds": 20, "backward_seconds": 40},
+    **{"all_reduce_seconds": 10, "optimizer_seconds": 5, "rest": 10},
+}
+
+
+def with_phases(line, scale=1.0):
+    """A line of training with the phases of :data:`SHARES`; others unchanged."""
+    if line["split"] != "train":
+        return line
+    of = line["seconds"] / 100 * scale
+    return line | {key: share * of for key, share in SHARES.items() if key != "rest"}
+
+
+def diverge(line):
+    """A line with a loss that is not finite at step 30."""
+    return line | {"loss": None} if line["step"] == 30 and line["split"] == "train" else line
 
 
 def write_run(folder, *keys, seed=0, steps=None, top1=90.0, summary=True, edit=lambda line: line):
@@ -57,3 +75,9 @@ def write_run(folder, *keys, seed=0, steps=None, top1=90.0, summary=True, edit=l
         about = {"recipe": "digits", "step": last, "world_size": 1, "device": "cpu"}
         (folder / "summary.json").write_text(json.dumps(about))
     return timeline, lines
+
+
+def append(folder, *lines):
+    """Write further lines, as text or to be written as JSON."""
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines((n if isinstance(n, str) else json.dumps(n)) + "\n" for n in lines)

@@ -13,7 +13,7 @@ HALF = ["precision=fp16-master", "loss_scale=128", "optimizer.lr=0.2", "ema.deca
 def half(photos, tmp_path_factory):
     """A finished run in half precision with masters, and an average of its weights."""
     folder = tmp_path_factory.mktemp("half") / "run"
-    make(photos, folder, *HALF, "epochs=4").run()
+    make(photos, folder, *HALF, "stop_after=4").run()
     return folder
 
 
@@ -21,7 +21,7 @@ def half(photos, tmp_path_factory):
 def plain(photos, tmp_path_factory):
     """A finished run in FP32, without an average."""
     folder = tmp_path_factory.mktemp("plain") / "run"
-    make(photos, folder, "optimizer.lr=0.2").run()
+    make(photos, folder, "optimizer.lr=0.2", "stop_after=2").run()
     return folder
 
 

@@ -13,10 +13,7 @@ from scipy.stats import binomtest
 
 from largebatch.pipeline import DataError
 from largebatch.recipes.errors import AgreedError, RecipeError
-from largebatch.recipes.schema.explain import keys_of
-from largebatch.recipes.schema.load import RECIPE, load
-from largebatch.recipes.schema.recipe import Recipe
-from largebatch.recipes.trained.overrides import TRAINING_ONLY, without_effect
+from largebatch.recipes.schema.load import RECIPE
 from largebatch.recipes.trained.score import check_classes, score, wilson
 from largebatch.recipes.trained.source import open_trained
 from largebatch.recipes.training.folder.weights import read_weights
@@ -135,15 +132,6 @@ def test_a_file_of_timm_is_evaluated_with_a_recipe(photos, tmp_path):
     assert found.images == 23
     before = model.state_dict()
     assert_same(open_trained(tmp_path / "model.safetensors", keys, recipe="digits").weights, before)
-
-
-def test_a_run_that_went_on_after_its_weights_says_so(plain, tmp_path):
-    shutil.copytree(plain, tmp_path / "run")
-    newest = next((tmp_path / "run" / "checkpoints").iterdir())
-    newest.rename(newest.with_name("step-00000099"))
-    [notice] = open_trained(tmp_path / "run").notices
-    assert "weights.pt is of step 7; the run went on to " in notice
-    assert open_trained(plain).notices == ()
 
 
 class Tied(torch.nn.Module):
@@ -273,33 +261,17 @@ def test_shards_without_names_are_numbered_as_in_training(plain):
         check_classes(trained, SimpleNamespace(classes=("bee", "ant", "cat")))
 
 
-def test_overrides_that_an_evaluation_does_not_read_are_named(plain):
+def test_micro_batches_of_any_size_and_overrides_without_effect(plain):
     whole = json.loads(run("evaluate", plain, "--json").output)
-    idle = ["batch_size=7", "optimizer.lr=3", "epochs=9", "seed=5", "data.flip=0"]
-    result = run("evaluate", plain, "--json", *idle, "data.classes=3", "micro_batch_size=3")
+    keys = ["batch_size=7", "optimizer.lr=3", "data.classes=3", "micro_batch_size=3"]
+    result = run("evaluate", plain, "--json", *keys)
     assert result.stderr.splitlines() == [
-        "has no effect on an evaluation: batch_size, optimizer.lr, epochs, seed, data.flip",
         "data.classes has no effect: it applies only to data.source=synthetic; otherwise the data "
         "set determines it",
     ]
     found = json.loads(result.stdout)
     assert found.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-6)  # of other batches
     assert found == whole
-
-
-def test_a_profile_has_no_effect_on_an_evaluation_and_a_seed_may_have():
-    overrides = ["profile.steps=3", "seed=5"]
-    folder = load("digits", overrides).recipe
-    assert without_effect(folder, overrides) == [
-        "has no effect on an evaluation: profile.steps, seed"
-    ]
-    synthetic = load("digits", [*overrides, "data.source=synthetic"]).recipe
-    assert without_effect(synthetic, overrides) == ["has no effect on an evaluation: profile.steps"]
-
-
-def test_the_keys_that_only_training_reads_are_keys():
-    known = [*keys_of(Recipe), *Recipe.model_fields]
-    assert [key for key in TRAINING_ONLY if key not in known] == []
 
 
 @pytest.mark.parametrize(("rank", "reports"), [("0", True), ("1", False)])

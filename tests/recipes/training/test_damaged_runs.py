@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from largebatch.recipes.commands.runs_table import SORTS, as_json, lines, sort_value
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.report.groups import groups, read_runs
 from largebatch.recipes.report.page import render
 from largebatch.recipes.report.picture import write_picture
-from largebatch.recipes.report.tables import as_data
+from largebatch.recipes.report.runs import read_runs
 from largebatch.recipes.training.folder import lock as run_lock
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from largebatch.recipes.training.screen import closing
@@ -123,10 +122,7 @@ def read_in_every_way(folder):
     assert [sorted(found, key=lambda run: sort_value(run, key)) for key in SORTS]
     assert lines(found, folder.parent, 80)
     with suppress(RecipeError):
-        begun, left_out = read_runs([folder])
-        runs = groups(begun)
-        assert json.dumps(as_data(runs, 50.0, left_out), allow_nan=False)
-        assert render(runs, 50.0, left_out)
+        assert render(*read_runs([folder]))
 
 
 def resume(photos, folder):

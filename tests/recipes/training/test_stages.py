@@ -158,7 +158,7 @@ def test_the_banner_lists_the_stages(photos, tmp_path, capsys):
 def test_the_schedule_command_prints_and_draws_the_stages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = ["data.source=synthetic", "data.train_images=53", *BASE, *RUN]
-    result = CliRunner().invoke(app, ["schedule", "digits", *keys])
+    result = CliRunner().invoke(app, ["schedule", "digits", *keys, "--out", "mine.png"])
     assert result.exit_code == 0, result.output
     output = result.output.splitlines()
     lines = [line for line in output if line != SYNTHETIC_IS_NOT_RESIZED]
@@ -175,7 +175,7 @@ def test_the_schedule_command_prints_and_draws_the_stages(tmp_path, monkeypatch)
     ):
         epoch = sum(BATCHES[:step]) / 53
         assert rows[name] == (step, round(epoch, 2), pytest.approx(rate(step), rel=1e-5))
-    assert Image.open("schedule.png").size[0] > 800
+    assert Image.open("mine.png").size[0] > 800
 
 
 def split_row(line):

@@ -1,0 +1,260 @@
+"""What a report reads of runs and tells in numbers: groups, differences, intervals, positions."""
+
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.report.page import results
+from largebatch.recipes.report.runs import PARTS, differences, estimate, read_runs
+from largebatch.recipes.training.folder.outcome import metrics_of
+from largebatch.recipes.training.watch.run_clock import PHASES
+from tests.recipes.report.written_runs import SHARES, append, diverge, with_phases, write_run
+
+GOLDEN = Path(__file__).with_name("results.txt")
+
+
+@pytest.fixture
+def two(run_of):
+    """Two recipes with three seeds and one, and a run that diverged."""
+    folders = [run_of(f"a{s}", seed=s, top1=90.0 + s, edit=with_phases) for s in range(3)]
+    folders.append(run_of("b", "optimizer.lr=2.0", top1=95.0))
+    more = {"seed": 1, "steps": 30, "summary": False, "edit": diverge}
+    return [*folders, run_of("c", "optimizer.lr=2.0", **more)]
+
+
+def grouped(*folders):
+    return read_runs(folders)[0]
+
+
+def different(*folders):
+    return differences([group.runs.values() for group in grouped(*folders)])
+
+
+def test_the_table_of_what_was_reached(two):
+    """Compared with `results.txt`, which is read by eye."""
+    text = "".join(" | ".join(row) + "\n" for row in results(grouped(*two)))
+    assert text == GOLDEN.read_text("utf-8")
+
+
+LONG = ["optimizer.momentum=0.8", "schedule.warmup=1ep", "label_smoothing=0.2", "epochs=9"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (([], []), ["digits, {a}", "digits, {b}"]),  # of one recipe, and with one seed
+        ((["epochs=8"], ["epochs=9", "optimizer.lr=2"]), ["epochs 8, lr 4", "epochs 9, lr 2"]),
+        ((["model.args={a: 1}"], []), ["{a}", "{b}"]),  # a key that only one has
+        (([], LONG), ["{a}", "{b}"]),
+    ],
+)
+def test_a_name_is_what_sets_a_run_apart(run_of, keys, names):
+    a, b = (run_of(name, *of) for name, of in zip("ab", keys, strict=True))
+    found = [name for group in grouped(a, b, b / ".") for name in group.runs]
+    assert found == [name.format(a=a, b=b) for name in names]
+
+
+def test_keys_that_do_not_change_training_do_not_divide_seeds(run_of):
+    (group,) = grouped(
+        run_of("a", "run_dir=x", "mlperf.log=a.log", "log_every=7"),
+        run_of("b", "mlperf.log=b.log", "profile.steps=3..4", "profile.stacks=true", seed=1),
+        run_of("c", "track=[]", seed=2),
+    )
+    assert len(group.counted) == 3
+
+
+def test_what_differs_has_facts_beside_the_recipe(run_of, two):
+    assert different(*two) == {"optimizer.lr": ["4", "2"]}
+    about = json.loads((two[1] / "summary.json").read_text())
+    (two[1] / "summary.json").write_text(json.dumps(about | {"world_size": 8}))
+    assert different(*two[:2]) == {"ranks": ["1, 8"]}
+    staged = run_of("s", "stages=[{from: 10ep, batch_size: 640, lr: linear}]", "seed=7")
+    (stages,) = different(staged, two[0])["stages"][:1]
+    assert json.loads(stages)[0]["batch_size"] == 640
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=5),
+    st.none() | st.lists(st.floats(0, 100), min_size=1, max_size=5),
+)
+def test_intervals_are_students_and_welchs(values, others):
+    mean, half = estimate(values, others)
+    expected = statistics.fmean(values) - (statistics.fmean(others) if others else 0)
+    assert mean == pytest.approx(expected, abs=1e-9)
+    samples = [values, *([others] if others else [])]
+    if min(map(len, samples)) < 2:
+        assert half is None
+    elif sum(map(np.var, samples)) < 1e-6:
+        assert half == pytest.approx(0, abs=0.1)
+    elif others is None:
+        low, high = scipy.stats.t.interval(0.95, len(values) - 1, 0, scipy.stats.sem(values))
+        assert 2 * half == pytest.approx(high - low)
+    else:
+        test = scipy.stats.ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
+        assert 2 * half == pytest.approx(test.high - test.low, rel=1e-4)
+
+
+@pytest.mark.parametrize("top1", [95.0, 91.5])
+def test_a_difference_whose_interval_holds_zero_is_not_significant(run_of, top1):
+    folders = [run_of(f"a{s}", seed=s, top1=90.0 + s) for s in range(3)]
+    folders += [run_of(f"b{s}", "epochs=10", seed=s, top1=top1 + s / 10) for s in (0, 1)]
+    first, second = grouped(*folders)
+    mean, half = second.against(first)
+    (row,) = [row for row in results([first, second]) if row[0] == "epochs 10"]
+    assert row[3].startswith(f"{mean:+.2f} ± {half:.2f}")
+    assert row[3].endswith("not significant") == (abs(mean) < half)
+
+
+def test_one_seed_twice_counts_once_and_only_if_it_finished(run_of):
+    folders = [run_of("a", steps=50, summary=False, top1=1.0), run_of("again")]
+    folders += [run_of("third", top1=1.0), run_of("b", seed=1)]
+    (group,) = grouped(*folders)
+    assert len(group.counted) == 2
+    assert group.estimates["top1"][0] == 90.0
+    assert group.states == "2 seeds finished, 1 stopped"
+
+
+def test_a_run_without_evaluation_has_no_accuracy(run_of):
+    (group,) = grouped(run_of("a", edit=lambda line: line if line["split"] == "train" else None))
+    found = group.runs["digits"].reached
+    assert "train_loss" in found
+    assert not found.keys() & {"top1", "best_top1", "val_loss"}
+
+
+def test_epochs_images_and_seconds_of_a_line(tmp_path):
+    _, lines = write_run(tmp_path / "run")
+    (group,) = grouped(tmp_path / "run")
+    train = [line for line in lines if line["split"] == "train"]
+    images = np.cumsum([line["images_per_second"] * line["seconds"] for line in train])
+    val = [line for line in lines if line["split"] == "val"][:2]
+    assert group.runs["digits"].positions(val) == {
+        "steps": [20, 40],
+        "epochs": [line["epoch"] for line in val],
+        "images": [pytest.approx(images[i], abs=1e-3) for i in (1, 3)],
+        "seconds": [51.2, 102.4],
+    }
+
+
+def test_a_run_that_was_never_timed_has_no_seconds(run_of):
+    folder = run_of("run", edit=lambda line: {k: v for k, v in line.items() if k != "seconds"})
+    run = grouped(folder)[0].runs["digits"]
+    found = run.positions(run.metrics.train)
+    assert (found["images"], found["seconds"]) == ([], [])
+
+
+# --- shares of the time --------------------------------------------------------------------------
+
+
+def shares(run_of, edit):
+    return grouped(run_of("a", edit=edit))[0].shares
+
+
+def test_every_phase_of_a_run_has_a_name_in_the_order_of_the_clock():
+    assert list(PARTS) == [*PHASES, "rest"]
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+def test_shares_of_the_time_add_up_even_where_phases_exceed_it(run_of, scale):
+    found = shares(run_of, lambda line: with_phases(line, scale))
+    assert sum(found.values()) == pytest.approx(100)
+    assert found["forward_seconds"] == pytest.approx(max(20 * scale / max(1, 0.9 * scale), 0))
+    assert found == pytest.approx(SHARES) or scale != 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"backward_seconds": None}, {"optimizer_seconds": "x"}, {"all_reduce_seconds": -1.0}),
+        *({"seconds": None}, {"seconds": 0.0}),
+    ],
+    ids=str,
+)
+def test_a_damaged_line_has_no_shares_and_changes_no_others(run_of, damage):
+    def edit(line):
+        return with_phases(line) | (damage if line["step"] == 30 else {})
+
+    assert shares(run_of, edit) == pytest.approx(SHARES)
+    assert shares(lambda *_, **__: run_of("b"), None) == {}
+
+
+# --- what is damaged, or still written -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "5", "{}", '{"split": "train", "step": "3", "epoch": 1}'),
+        '{"split": "train", "step": -3, "epoch": 1}',
+        '{"split": "train", "step": 3, "epoch": NaN}',
+        '{"split": "train", "step": 3, "epoch": "1"}',
+    ],
+)
+def test_a_damaged_line_is_left_out_and_told(run_of, line):
+    folder = run_of("run", steps=20)
+    whole = metrics_of(folder).lines
+    append(folder, line)
+    assert metrics_of(folder).lines == whole
+    note = f"digits: metrics.jsonl: line {len(whole) + 1} is damaged and left out."
+    assert read_runs([folder])[1] == [note]
+
+
+def test_a_line_that_is_being_written_is_left_out(run_of):
+    folder = run_of("run", steps=50, summary=False)
+    before = metrics_of(folder)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "train", "step": 60, "ep')
+    assert metrics_of(folder) == before
+
+
+def test_values_that_are_no_finite_numbers_are_none(run_of):
+    folder = run_of("run", steps=20)
+    line = '{"split": "train", "step": 30, "epoch": 5.3, "loss": NaN, "x": [1.0, Infinity]}'
+    append(folder, line)
+    assert metrics_of(folder).train[-1] == {
+        **{"split": "train", "step": 30, "epoch": 5.3},
+        **{"loss": None, "x": [1.0, None]},
+    }
+
+
+def test_steps_that_were_made_again_count_once(tmp_path):
+    write_run(tmp_path / "run", steps=60)
+    _, again = write_run(tmp_path / "again", seed=1, steps=60)
+    repeated = [line for line in again if line["step"] > 30]
+    append(tmp_path / "run", *repeated)
+    found = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in found.train] == [10, 20, 30, 40, 50, 60]
+    assert found.train[3:] == [x for x in repeated if x["split"] == "train"]
+    (note,) = found.notes
+    assert note == "metrics.jsonl: 5 lines were replaced by later lines of the same steps."
+
+
+def test_a_recipe_of_another_version_is_compared_by_its_text_and_a_missing_one_is_told(run_of):
+    folders = [run_of("a"), run_of("b"), run_of("c")]
+    text = (folders[0] / "recipe.yaml").read_text()
+    (folders[0] / "recipe.yaml").write_text(text + "abolished: 3\n")
+    assert different(*folders[:2]) == {"abolished": ["3", "—"]}
+    (folders[2] / "recipe.yaml").unlink()
+    assert read_runs(folders[2:])[1] == ["digits: recipe.yaml cannot be read."]
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    def fails(folder, message):
+        with pytest.raises(RecipeError, match=message):
+            read_runs([folder])
+
+    fails(tmp_path / "nothing", r"RUN: .* is no folder; valid: a run's folder")
+    fails(tmp_path, r"RUN: .* holds no run; valid: a run's folder")
+    (tmp_path / "metrics.jsonl").write_text("")
+    fails(tmp_path, r"has no metrics yet; valid: a run that has reached")
+    (tmp_path / "metrics.jsonl").write_text("{\n")
+    fails(tmp_path, r"has no metrics; .*line 1 is damaged")
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    fails(tmp_path, r"RUN: .* cannot be read: it is a folder; valid: ")
