@@ -35,8 +35,7 @@ from .folder.metrics import MetricsLog
 from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
-from .init_from import Start, start_from
-from .init_from_images import start_from_images
+from .initial_weights import Start, start_from, start_from_images
 from .schedule import LearningRates, learning_rates
 from .timeline import Timeline, timeline_of
 from .watch.memory import MemoryCounter, without_numbers

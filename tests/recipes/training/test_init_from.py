@@ -14,7 +14,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.schema.sections import Model
 from largebatch.recipes.training.folder.weights import read_weights
-from largebatch.recipes.training.init_from import start_from
+from largebatch.recipes.training.initial_weights import start_from
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, train, weights
 

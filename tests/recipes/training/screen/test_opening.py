@@ -15,7 +15,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build
 from largebatch.recipes.training import run as running
-from largebatch.recipes.training.init_from import Start
+from largebatch.recipes.training.initial_weights import Start
 from largebatch.recipes.training.screen.opening import WIDTH, opening_lines, show_opening
 from largebatch.recipes.training.trainer import Trainer
 from tests.recipes.runs import BASE, JOB, make

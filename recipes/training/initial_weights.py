@@ -1,4 +1,6 @@
-"""Initial weights from a file or from timm: of the same model, or of a shallower one of its family.
+"""Initial weights: from a file or timm, or what a model computes from training images.
+
+Those of a file are of the same model, or of a shallower one of its family.
 
 Starting from a shallower model is the third technique of Jia et al. 2018 (arXiv 1807.11205). Blocks
 are matched by stage and by their place in it, and copied. The additional blocks of each stage start
@@ -16,10 +18,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ...pipeline import Loader, Source, Synthetic, Transform, hold_out
 from ..errors import RecipeError
 from ..models.build import classifier, residual_blocks
 from ..published import TIMM, weights_of
+from ..schema.data import Data
 from .folder.weights import damaged_in, digest, read_weights
+
+_METHOD = "init_from_images"
+_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -135,3 +142,74 @@ def _before(block: str) -> str:
 
 def _text(value: Tensor) -> str:
     return "x".join(map(str, value.shape)) or "a single number"
+
+
+# --- from training images ---------------------------------------------------------------------
+
+
+def start_from_images(
+    count: int | None,
+    model: nn.Module,
+    name: str,
+    source: Source,
+    transform: Transform,
+    data: Data,
+    seed: int,
+) -> Start | None:
+    """Call a model's ``init_from_images`` with the number of images that the recipe asks for.
+
+    They are training images drawn at random, the same for every seed, transformed as in evaluation:
+    one FP32 tensor of shape ``[N, 3, size, size]`` on the CPU. A model with an attribute
+    ``needs_images`` that is true is not trained without.
+
+    Args:
+        count: The number of images, ``init.images``.
+        model: The model, in FP32 on the CPU.
+        name: Its name, for messages.
+        source: The training images.
+        transform: The transform of evaluation.
+        data: The recipe's section of that name.
+        seed: The recipe's seed.
+
+    Returns:
+        What was done; None if the recipe asks for no images.
+
+    Raises:
+        RecipeError: The recipe asks for no images and the model needs some, or it asks for more
+            images than there are, or the model has no such method.
+        DataError: An image cannot be read.
+    """
+    initialize = getattr(model, _METHOD, None)
+    if count is None:
+        if getattr(model, "needs_images", False):
+            raise RecipeError(
+                f"init.images: {name} sets weights from training images; valid: a number of them, "
+                f"such as {min(5000, len(source))}"
+            )
+        return None
+    if initialize is None:
+        raise RecipeError(
+            f"init.images: {name} has no method {_METHOD}; valid: null, or a model that has it, "
+            "such as airbench"
+        )
+    if count >= len(source):
+        raise RecipeError(
+            f"init.images: {count} of {len(source)} training images; valid: below {len(source)}"
+        )
+    if isinstance(source, Synthetic):
+        drawn: Source = Synthetic(count, len(source.classes))
+    else:
+        _, drawn = hold_out(source, count)
+    loader = Loader(
+        drawn,
+        transform,
+        batch_size=_BATCH,
+        training=False,
+        seed=seed,
+        backend=data.backend.replace("gpu", "cpu"),
+        threads=data.threads,
+        on_error=data.on_error,
+        verify=data.verify,
+    )
+    initialize(torch.cat([images for images, _ in loader]))
+    return Start(f"{name} initialized from {count:,} training images", "")
