@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .names import OPT_LEVELS
+
 
 @dataclass(frozen=True)
 class PrecisionForm:
@@ -43,16 +45,6 @@ PRECISIONS: dict[str, PrecisionForm] = {
     "bf16-master": PrecisionForm(torch.bfloat16, torch.bfloat16, masters=True),
     "fp16-master": PrecisionForm(torch.float16, torch.float16, masters=True),
     "fp16-pure": PrecisionForm(torch.float16, torch.float16),
-}
-
-#: Precisions by the optimization levels of apex.amp, which apex has removed. In apex, O3 also put
-#: norm layers in FP16 unless ``keep_batchnorm_fp32=True`` was set, as it was for speed; here they
-#: stay in FP32.
-OPT_LEVELS: dict[str, str] = {
-    "O0": "fp32",
-    "O1": "fp16",
-    "O2": "fp16-master",
-    "O3": "fp16-pure",
 }
 
 

@@ -24,10 +24,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from .gradients import clip_factor, gradients_of, moved, multiply_, parameters_of, total_norm
+from .names import LOSS_SCALES
 from .skips import SkippedSteps, refuse_capture
-
-#: Valid loss scales other than a number.
-LOSS_SCALES = ("auto", "dynamic", "none")
 
 #: The scale that dynamic scaling starts from: torch.amp.GradScaler's default.
 INITIAL_LOSS_SCALE = 65536.0

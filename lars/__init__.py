@@ -1,35 +1,43 @@
 """LARS and Muon, their parameter groups and learning-rate schedules. Needs torch only."""
 
-from .conventions import CONVENTIONS, Convention
-from .groups import (
-    describe,
-    hidden_weights,
-    is_bias_or_norm,
-    is_vector,
-    is_vector_or_position,
-    split_parameters,
-)
-from .history import TrustRatioHistory
-from .muon.newton_schulz import NS_COEFFICIENTS, newton_schulz
-from .muon.optimizer import Muon
-from .muon.reference import ADJUST_LR_FNS, CONV_MODES, polar_factor
-from .noise import GradientNoise, NoiseScale
-from .optimizer import LARS
-from .range_test import RangeTest, lr_range_test
-from .reference import DENOMINATORS, DIALECTS
-from .scheduler import as_scheduler
-from .schedules import (
-    DECAY_FROM,
-    WARMUP_SHAPES,
-    Schedule,
-    constant,
-    cosine,
-    mlperf_polynomial,
-    polynomial,
-    step_decay,
-    warmup,
-)
-from .span import Span
+from typing import TYPE_CHECKING
+
+from .._lazy import lazily
+
+if TYPE_CHECKING:
+    from .conventions import CONVENTIONS, Convention
+    from .groups import (
+        describe,
+        hidden_weights,
+        is_bias_or_norm,
+        is_vector,
+        is_vector_or_position,
+        split_parameters,
+    )
+    from .history import TrustRatioHistory
+    from .muon.newton_schulz import NS_COEFFICIENTS, newton_schulz
+    from .muon.optimizer import Muon
+    from .muon.reference import ADJUST_LR_FNS, CONV_MODES, polar_factor
+    from .names import DENOMINATORS, DIALECT_NAMES
+    from .noise import GradientNoise, NoiseScale
+    from .optimizer import LARS
+    from .range_test import RangeTest, lr_range_test
+    from .reference import DIALECTS
+    from .scheduler import as_scheduler
+    from .schedules import (
+        DECAY_FROM,
+        WARMUP_SHAPES,
+        Schedule,
+        constant,
+        cosine,
+        mlperf_polynomial,
+        polynomial,
+        step_decay,
+        warmup,
+    )
+    from .span import Span
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = [
     "ADJUST_LR_FNS",
@@ -38,6 +46,7 @@ __all__ = [
     "DECAY_FROM",
     "DENOMINATORS",
     "DIALECTS",
+    "DIALECT_NAMES",
     "LARS",
     "NS_COEFFICIENTS",
     "WARMUP_SHAPES",

@@ -10,7 +10,8 @@ from typing import Any, ParamSpec
 
 from torch import Tensor
 
-from .reference import DENOMINATORS, DIALECTS
+from .names import DENOMINATORS
+from .reference import DIALECTS
 from .sharding import is_flattened_by_fsdp1
 
 #: A test of a value, which may raise TypeError, and what is valid in words.

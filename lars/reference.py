@@ -48,9 +48,6 @@ class Hyper:
 
 Result = tuple[Tensor, Tensor, Tensor]
 
-#: The denominators of the trust ratio, ||g|| + l ||w|| and ||g + l w||.
-DENOMINATORS = ("sum-of-norms", "norm-of-sum")
-
 
 def trust_ratio(weight_norm: Tensor, divisor_norm: Tensor, hyper: Hyper) -> Tensor:
     """Compute the trust ratio q from L2 norms of equal, arbitrary shape.

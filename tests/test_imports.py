@@ -19,7 +19,7 @@ PACKAGES = (*INDEPENDENT, "recipes")
 # Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
-        "plain",
+        "names plain",
         "capture conventions reference span memory groups sharding schedules",
         "batches previous_lr coefficients options ratios scheduler state workspace",
         "foreach fused masters state_dicts triton",
@@ -28,6 +28,7 @@ ORDER = {
         "history noise range_test",
     ),
     "amp": (
+        "names",
         "forms gradients",
         "loaded skips",
         "convert loss_scale masters",

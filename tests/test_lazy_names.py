@@ -2,11 +2,15 @@
 
 import ast
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-ROOMS = ("comm", "pipeline")
+from largebatch import amp, comm, lars
+
+ROOMS = ("amp", "comm", "lars", "pipeline")
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -31,3 +35,51 @@ def test_what_type_checkers_read_is_what_is_public(room):
     ]
     assert sorted(imported) == sorted(importlib.import_module(f"largebatch.{room}").__all__)
     assert not {*imported} & {path.stem for path in file.parent.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("names", "by_name"),
+    [
+        (comm.ALGORITHM_NAMES, comm.ALGORITHMS),
+        (lars.DIALECT_NAMES, lars.DIALECTS),
+        (amp.PRECISION_NAMES, amp.PRECISIONS),
+    ],
+)
+def test_names_that_load_nothing_are_those_of_the_tables(names, by_name):
+    assert names == tuple(by_name)
+
+
+def loaded_by(*arguments):
+    """The modules that a command of the command line loads, which may fail."""
+    code = f"""
+import sys
+sys.argv = ["largebatch", *{arguments!r}]
+from largebatch.recipes.commands.app import main
+try:
+    main()
+except SystemExit:
+    pass
+print(*sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("recipes",),
+        ("recipes", "show", "digits"),
+        ("recipes", "keys"),
+        ("train", "--help"),
+        ("train", "resnet"),
+        ("train", "digits", "optimizer.learning_rate=3"),
+        ("train", "digits", "optimizer.lr=-1"),
+        ("plan", "digits", "optimzer.lr=3"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_lists_and_help_are_there_before_torch_is_loaded(arguments):
+    loaded = loaded_by(*arguments)
+    assert not {"torch", "timm", "torchvision", "nvidia.dali"} & {*loaded}

@@ -39,14 +39,16 @@ def plan(
     import json
 
     from ..errors import exit_on_user_error
-    from ..predict.division import gpu_counts
-    from ..predict.run_plan import plan_run
-    from ..predict.run_report import as_json, print_summary
     from ..schema.load import load
 
     with exit_on_user_error():
+        loaded = load(recipe, overrides or [])  # before the imports that take seconds
+        from ..predict.division import gpu_counts
+        from ..predict.run_plan import plan_run
+        from ..predict.run_report import as_json, print_summary
+
         found = plan_run(
-            load(recipe, overrides or []),
+            loaded,
             gpu_counts(gpus),
             gpu=gpu,
             measured=measured,

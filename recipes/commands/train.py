@@ -51,11 +51,12 @@ def train(
     values = [*(overrides or []), *(["resume=true"] if resume else [])]
     with going_on(), ending_in_one_line(), exit_on_user_error():
         from ..schema.load import load
+
+        loaded = load(recipe, values)  # before the imports that take seconds
         from ..train import check
         from ..train import train as train_here
         from ..training.process import age_seconds
 
-        loaded = load(recipe, values)
         if nproc == 1:
             train_here(loaded, quiet=quiet, began_seconds=age_seconds())
             return

@@ -99,7 +99,7 @@ def entries() -> list[Entry]:
     """The packaged recipes, sorted by model and kind of run, then by batch size."""
     found = []
     for name in recipe_names():
-        loaded = load(name)
+        loaded = load(name, asks_timm=False)
         first = loaded.head.partition("\n")[0].rstrip(".")
         found.append(
             Entry(

@@ -48,20 +48,29 @@ class Loaded:
     notices: tuple[str, ...] = ()
 
 
-def load(name: str, overrides: Iterable[str] = (), *, called: str | None = None) -> Loaded:
+def load(
+    name: str,
+    overrides: Iterable[str] = (),
+    *,
+    called: str | None = None,
+    asks_timm: bool = True,
+) -> Loaded:
     """Load a recipe by its name or by the path of its YAML file.
 
     Args:
         name: Name of a packaged recipe, or a path that ends in ``.yaml``.
         overrides: ``key=value``, with dots for keys of sections; values are YAML.
         called: Name of the recipe, where its file has another, as in the folder of a run.
+        asks_timm: Whether to fill in ``data.mean`` and ``data.std`` of published weights, for which
+            timm is imported.
 
     Raises:
         RecipeError: The recipe is unknown or invalid; the message names the key and what would be
             valid.
     """
     path = find(name)
-    return _load(_levels(path, ()), overrides, called or _ran_as(path) or path.stem, _head(path))
+    called = called or _ran_as(path) or path.stem
+    return _load(_levels(path, ()), overrides, called, _head(path), asks_timm=asks_timm)
 
 
 def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
@@ -79,7 +88,12 @@ def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, call
 
 
 def _load(
-    levels: Iterable[dict[str, Any]], overrides: Iterable[str], called: str, head: str
+    levels: Iterable[dict[str, Any]],
+    overrides: Iterable[str],
+    called: str,
+    head: str,
+    *,
+    asks_timm: bool = True,
 ) -> Loaded:
     base: dict[str, Any] = {}
     notices: tuple[str, ...] = ()
@@ -93,7 +107,8 @@ def _load(
     for override in overrides:
         _override(content, override)
     content, notices = scaled(base, level, content, notices)
-    content, notices = with_normalization(content, notices)
+    if asks_timm:
+        content, notices = with_normalization(content, notices)
     try:
         recipe = Recipe.model_validate(settled(content))
     except ValidationError as error:

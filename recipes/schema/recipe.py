@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISIONS
+from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISION_NAMES
 from ...lars import Span
 from .data import Data
 from .optimizers import OPTIMIZERS, UNSCALING, entry_of
@@ -60,7 +60,7 @@ def _compile(value: Any) -> Any:
 
 
 #: What these keys take in a file, for the JSON schema: short forms and other names too.
-_PrecisionName = one_of("auto", *PRECISIONS, *OPT_LEVELS)
+_PrecisionName = one_of("auto", *PRECISION_NAMES, *OPT_LEVELS)
 _LossScale = Positive | one_of(*LOSS_SCALES)
 _ResumeForm = Resume | bool | str | None
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -111,7 +111,7 @@ class Recipe(Section):
         0.0, description="Share of the target that is spread evenly over all classes, in training."
     )
     precision: Annotated[
-        one_of("auto", *PRECISIONS),  # type: ignore[valid-type]
+        one_of("auto", *PRECISION_NAMES),  # type: ignore[valid-type]
         BeforeValidator(_own_name, json_schema_input_type=_PrecisionName),
     ] = Field(
         "fp32",

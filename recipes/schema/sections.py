@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from ...comm import ALGORITHM_NAMES
-from ...lars import DECAY_FROM, DENOMINATORS, DIALECTS, WARMUP_SHAPES, Span
+from ...lars import DECAY_FROM, DENOMINATORS, DIALECT_NAMES, WARMUP_SHAPES, Span
 from .dotted_path import DottedPath, NameOrPath
 from .optimizers import OPTIMIZERS, known, set_elsewhere, users
 from .types import (
@@ -132,7 +132,7 @@ class Optimizer(Section):
     eps: NotNegative = Field(
         0.0, description=f"For {users('eps')}: added to the denominator of the trust ratio."
     )
-    dialect: one_of(*DIALECTS) = Field(  # type: ignore[valid-type]
+    dialect: one_of(*DIALECT_NAMES) = Field(  # type: ignore[valid-type]
         "mlperf",
         description=f"For {users('dialect')}: where the learning rate is applied. mlperf: inside "
         "the momentum buffer; mlperf-corrected: the same with momentum correction (Goyal et al. "
