@@ -57,11 +57,10 @@ def build_optimizer(recipe: Recipe, model: nn.Module, device_type: str = "cpu") 
         return optimizer
     try:
         return MasterWeights(optimizer)
-    except ValueError as error:  # it has state of which it does not say that it is initial
+    except ValueError as error:
         raise RecipeError(
-            f"optimizer.name: {options.name} has state before its first step, without step 0 in "
-            "it, so it cannot have master weights, which "
-            f"precision={recipe.precision} needs; valid: fp32, bf16 or fp16"
+            f"optimizer.name: {options.name} has state before its first step, so it cannot have "
+            f"master weights, which precision={recipe.precision} needs; valid: fp32, bf16 or fp16"
         ) from error
 
 

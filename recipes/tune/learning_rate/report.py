@@ -175,7 +175,8 @@ def recipe_text(found: Found) -> str:
     base = path.stem if path.parent == CONFIGS else os.path.relpath(path, found.folder)
     overrides = [*map(without_secrets, found.overrides), *found.best_overrides]
     content = nested(o for o in overrides if not o.startswith("data.holdout="))
-    varied = " and ".join(name_of(name) for name in found.space)
+    *others, last = (name_of(name) for name in found.space)
+    varied = " and ".join(filter(None, (", ".join(others), last)))
     number = {
         stage: sum(t.counts and t.stage == stage for t in found.trials)
         for stage in ("coarse", "fine")

@@ -244,7 +244,7 @@ BAD = {
     "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
     "no validation": (
         ["train", "digits", "data.path={photos}/train"],
-        "no data folder {photos}/train/train; valid: one folder of images per class",
+        "{photos}/train has no val/ to evaluate on; valid: ",
     ),
     "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
     "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; valid: device=cpu"),

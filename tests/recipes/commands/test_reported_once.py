@@ -15,7 +15,7 @@ BAD_INPUT = [
     (["comm", "tune", "--wire", "int4"], "--wire: unknown dtype 'int4'"),
     (["comm", "tune", "--ranks-per-node", "3"], "ranks_per_node: 2 ranks cannot be split"),
     (["tune", "lr", "digits", "epochs=-1"], "epochs: "),
-    (["tune", "lr", "digits", "--metric", "top5"], "--metric: unknown metric 'top5'"),
+    (["tune", "lr", "digits", "optimizer.lrr=1"], "optimizer.lrr"),
     (["critical-batch", "digits", "--rule", "cube"], "--rule: unknown: 'cube'"),
     (["evaluate", "nowhere"], "nowhere"),
 ]

@@ -53,6 +53,10 @@ def test_every_optimizer_of_torch_updates_all_weights(name):
     assert type(optimizer) is getattr(torch.optim, name)
     assert all((a != b).any() for a, b in zip(after, before, strict=True))
     assert {group["lr"] for group in optimizer.param_groups} == {0.1}
+    if name == "Adagrad":  # whose state is made with it
+        with pytest.raises(RecipeError, match=r"has state before its first step.*; valid: fp32"):
+            updated(name, "bf16-master", "precision=bf16-master")
+        return
     before, after, optimizer = updated(name, "bf16-master", "precision=bf16-master")
     assert isinstance(optimizer, MasterWeights)
     assert after[0].dtype == torch.bfloat16

@@ -21,7 +21,7 @@ from largebatch.recipes.commands.tree import app
 from largebatch.recipes.report.figures import figure
 from largebatch.recipes.report.page import render
 from largebatch.recipes.report.runs import read_runs
-from tests.recipes.report.written_runs import append, with_phases, write_run
+from tests.recipes.report.written_runs import append, end_diverged, with_phases, write_run
 
 VOID = {"meta", "input", "line", "br", "link", "img"}
 #: Attributes through which a page loads something.
@@ -279,4 +279,6 @@ def test_a_run_whose_first_loss_is_not_finite_is_shown(run_of):
     def edit(line):
         return line | {"loss": None} if line["split"] == "train" else line
 
-    assert "diverged" in rendered(run_of("a", steps=10, summary=False, edit=edit)).visible
+    folder = run_of("a", steps=10, summary=False, edit=edit)
+    end_diverged(folder, "the loss is not finite at step 1")
+    assert "diverged" in rendered(folder).visible

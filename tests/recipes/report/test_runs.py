@@ -14,8 +14,15 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.report.page import results
 from largebatch.recipes.report.runs import PARTS, differences, estimate, read_runs
 from largebatch.recipes.training.folder.outcome import metrics_of
-from largebatch.recipes.training.watch.run_clock import PHASES
-from tests.recipes.report.written_runs import SHARES, append, diverge, with_phases, write_run
+from largebatch.recipes.training.watch.clocks import PHASES
+from tests.recipes.report.written_runs import (
+    SHARES,
+    append,
+    diverge,
+    end_diverged,
+    with_phases,
+    write_run,
+)
 
 GOLDEN = Path(__file__).with_name("results.txt")
 
@@ -26,7 +33,9 @@ def two(run_of):
     folders = [run_of(f"a{s}", seed=s, top1=90.0 + s, edit=with_phases) for s in range(3)]
     folders.append(run_of("b", "optimizer.lr=2.0", top1=95.0))
     more = {"seed": 1, "steps": 30, "summary": False, "edit": diverge}
-    return [*folders, run_of("c", "optimizer.lr=2.0", **more)]
+    last = run_of("c", "optimizer.lr=2.0", **more)
+    end_diverged(last, "the loss is not finite at step 30")
+    return [*folders, last]
 
 
 def grouped(*folders):

@@ -81,3 +81,9 @@ def append(folder, *lines):
     """Write further lines, as text or to be written as JSON."""
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines((n if isinstance(n, str) else json.dumps(n)) + "\n" for n in lines)
+
+
+def end_diverged(folder, reason):
+    """Write how a run ended that diverged."""
+    ending = {"status": "diverged", "reason": reason}
+    (folder / "ending.json").write_text(json.dumps(ending))

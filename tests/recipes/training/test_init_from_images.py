@@ -7,7 +7,7 @@ from largebatch.pipeline import DataError, Loader
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.airbench import Airbench
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import build, init_from_images
+from largebatch.recipes.training import build, initial_weights
 from largebatch.recipes.training.folder.place import run_place
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB, make, train, weights
@@ -40,7 +40,7 @@ def test_images_held_out_are_not_taken_and_several_batches_are_one_tensor(
     photos, tmp_path, monkeypatch
 ):
     seen = []
-    monkeypatch.setattr(init_from_images, "_BATCH", 7)
+    monkeypatch.setattr(initial_weights, "_BATCH", 7)
     monkeypatch.setattr(Airbench, "init_from_images", lambda model, images: seen.append(images))
     trainer = make(photos, tmp_path / "run", *AIRBENCH, "init.images=30", "data.holdout=20")
     assert [images.shape for images in seen] == [(30, 3, 32, 32)]
