@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...amp import Precision
 from ...comm import Topology
-from ...lars import Schedule, Span, TrustRatioHistory, as_scheduler
+from ...lars import Schedule, TrustRatioHistory, as_scheduler
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
@@ -39,25 +39,6 @@ from .watch.noise import NoiseMeter
 
 
 @dataclass(frozen=True)
-class Intervals:
-    """How often a run does something besides training; None: never.
-
-    Attributes:
-        log: Reads its meters.
-        evaluate: Evaluates the weights.
-        checkpoint: Writes a checkpoint.
-        trust_ratios: Logs the trust ratios.
-        average: Adds the weights to their moving average.
-    """
-
-    log: Span
-    evaluate: Span | None
-    checkpoint: Span | None
-    trust_ratios: Span | None
-    average: Span
-
-
-@dataclass(frozen=True)
 class Run:
     """What the trainer works with, on one rank.
 
@@ -72,8 +53,6 @@ class Run:
         trust_ratios: History of the trust ratios; None if they are not logged.
         noise: Measures the gradient noise scale; None if the recipe does not ask for it.
         settings: What it sets for its device.
-        intervals: How often it does something besides training.
-        keeps_best: Whether the checkpoint of the best evaluation is kept.
         reached: Top-1 accuracy of the last evaluation before this process, if it is the target's.
         readings: Reads its meters.
         skipped: The images that could not be used.
@@ -95,8 +74,6 @@ class Run:
     trust_ratios: TrustRatioHistory | None
     noise: NoiseMeter | None
     settings: DeviceSettings
-    intervals: Intervals
-    keeps_best: bool
     reached: float | None
     readings: Readings
     skipped: SkippedImages
@@ -176,7 +153,7 @@ def start_up(
     ddp = data_parallel(model, job, plan, topology) if job.world_size > 1 else None
     kept = saved.get("recipe", {}).get("compile")
     with settings.applied():
-        compiled, uncompiled = settle(recipe.compile, kept, timeline, model, precision, loader, job)
+        compiled, uncompiled = settle(recipe.compile, kept, timeline, model, loader, job)
     recipe = recipe.model_copy(update={"compile": compiled})
     noise = None
     if recipe.gradient_noise_every is not None:
@@ -201,7 +178,7 @@ def start_up(
         precision.load_state_dict(saved["precision"]["state"])
         called.load_state_dict(saved["callbacks"])
 
-    display = Display(job.is_main, clock, quiet=quiet, warns=warns)
+    display = Display(job.is_main, quiet=quiet, warns=warns)
     loaders = {"train": loader, "val": components.val_loader}
     skipped = SkippedImages(place.folder, job, loaders)
     readings = Readings(
@@ -260,14 +237,6 @@ def start_up(
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,
         noise=noise,
         settings=settings,
-        intervals=Intervals(
-            recipe.log_every,
-            recipe.evaluate_every,
-            recipe.checkpoint.every,
-            recipe.trust_ratios_every,
-            recipe.ema.every,
-        ),
-        keeps_best=recipe.checkpoint.keep_best,
         reached=saved.get("reached"),
         readings=readings,
         skipped=skipped,
