@@ -6,7 +6,6 @@ was stopped or diverged.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from ....pipeline import (
 )
 from ...errors import StorageError
 from ...files import write_text
-from ...launcher import option_of_launcher
 from ...models.batch_norm import statistics_images
 from ...models.build import is_of_timm
 from ...ranks import Job
@@ -288,9 +286,7 @@ def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[s
     for name, path in files.items():
         run.say(f"{name + ':':12}{path}")
     if facts["next"]:
-        several = any(command.startswith("torchrun") for command in facts["next"])
-        head = "next (torchrun on each machine):" if several else "next:"
-        run.say("\n  ".join([head, *facts["next"]]))
+        run.say("\n  ".join(["next:", *facts["next"]]))
 
 
 def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str, str]]:
@@ -365,7 +361,7 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     report = shlex.join(["largebatch", "report", folder, "--out", "report.html"])
     if status == "stopped":
         resumes = facts["checkpoint_step"] is not None
-        return [resume_command(run), report] if resumes else [report]
+        return [*(resume_commands(run) if resumes else []), report]
     if status == "diverged":  # find a rate at which it trains
         one_machine = 1 < job.world_size == job.local_world_size
         processes = ["--nproc", str(job.world_size)] if one_machine else []
@@ -374,7 +370,7 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     if status == "failed":
         return []
     if not run.recipe.reached(facts.get("top1")) and facts["step"] < facts["total_steps"]:
-        return [report, resume_command(run, "stop_after=null")]
+        return [report, *resume_commands(run, "stop_after=null")]
     form = "timm" if is_of_timm(run.recipe.model.name) else "safetensors"
     is_ema_better = facts.get("ema_top1", -1.0) > facts.get("top1", 101.0)
     names = ("export", *(f"export-{number}" for number in range(2, 1000)))
@@ -383,19 +379,15 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     return [report, shlex.join([*export, *(["--ema"] if is_ema_better else [])])]
 
 
-def resume_command(run: RunContext, *overrides: str) -> str:
-    """Return the command that continues a run from its newest checkpoint, on as many processes."""
+def resume_commands(run: RunContext, *overrides: str) -> list[str]:
+    """Return the command that continues a run from its newest checkpoint, on as many processes.
+
+    None on several machines, whose launcher has a command of its own, which continues the run with
+    ``resume=true``.
+    """
     job, place = run.job, override("run_dir", str(run.run_dir))
-    arguments = [str(run.run_dir / RECIPE), *overrides, place]
-    if job.world_size == job.local_world_size:
-        processes = ["--nproc", str(job.world_size)] if job.world_size > 1 else []
-        return shlex.join(["largebatch", "train", *arguments, *processes, "--resume"])
-    address = f"{os.environ.get('MASTER_ADDR', 'HOST')}:{os.environ.get('MASTER_PORT', '29500')}"
-    torchrun = [
-        *("torchrun", "--nnodes", str(job.world_size // job.local_world_size)),
-        *("--nproc-per-node", str(job.local_world_size), "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", option_of_launcher("--rdzv-endpoint") or address),
-        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        *("-m", "largebatch.recipes.train"),
-    ]
-    return shlex.join([*torchrun, *arguments, "resume=true"])
+    if job.world_size > job.local_world_size:
+        return []
+    processes = ["--nproc", str(job.world_size)] if job.world_size > 1 else []
+    words = [str(run.run_dir / RECIPE), *overrides, place, *processes, "--resume"]
+    return [shlex.join(["largebatch", "train", *words])]

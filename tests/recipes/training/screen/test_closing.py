@@ -28,7 +28,7 @@ from largebatch.recipes.training.screen.closing import (
     _target,
     ending_facts,
     next_commands,
-    resume_command,
+    resume_commands,
     say,
 )
 from largebatch.recipes.training.trainer import Trainer
@@ -154,35 +154,9 @@ def test_the_better_weights_are_exported_in_a_form_that_the_model_has(here):
 def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
     run, *_ = prepared("digits", *SYNTHETIC, *BASE, "run_dir=run")
     run = replace(run, run_dir=Path(name))
-    words = shlex.split(resume_command(run))
+    words = shlex.split(*resume_commands(run))
     assert words[:3] == ["largebatch", "train", f"{name}/recipe.yaml"]
     assert load("digits", words[3:-1]).recipe.run_dir == name
-
-
-@pytest.mark.parametrize(
-    ("given", "environment", "found"),
-    [
-        (["--rdzv-endpoint", "node-7:1234"], {}, "node-7:1234"),
-        ([], {"PET_RDZV_ENDPOINT": "node-8:99", "MASTER_ADDR": "other"}, "node-8:99"),
-        (["--nnodes", "2"], {"MASTER_ADDR": "node-9", "MASTER_PORT": "5"}, "node-9:5"),
-    ],
-)
-def test_a_run_on_several_machines_is_resumed_at_the_end_point_that_it_had(
-    monkeypatch, given, environment, found
-):
-    """The options of torchrun, which started this process, are those of a process made here."""
-    program = [sys.executable, "-c", "print(flush=True); input()", *given]
-    for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    run, *_ = prepared("digits", *SYNTHETIC, *BASE)
-    run = replace(run, job=replace(run.job, world_size=16, local_world_size=8))
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
-        launcher.stdout.readline()  # it is that program by now
-        monkeypatch.setattr("largebatch.recipes.launcher._LAUNCHER", launcher.pid)
-        words = shlex.split(resume_command(run))
-    assert words[words.index("--rdzv-endpoint") + 1] == found
 
 
 # --- commands run as they are shown ---------------------------------------------------------
