@@ -294,16 +294,3 @@ def pass_to_torchrun(message: str) -> None:
         about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError), open(path, "w") as file:  # such as on a full disk
             json.dump({"message": about}, file)
-
-
-def remove_empty_folders() -> None:
-    """Remove torchrun's folder for the error of this process, if it has none, and those above.
-
-    torchrun makes them anew in the temporary folder for each job, and leaves them there. The last
-    process of a machine finds those above empty.
-    """
-    folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
-    with suppress(OSError):  # it is not empty
-        while any(path.name.startswith("torchelastic_") for path in (folder, *folder.parents)):
-            folder.rmdir()
-            folder = folder.parent

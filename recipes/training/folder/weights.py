@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -152,15 +151,6 @@ def damaged_in(path: Path, doing: str) -> list[str]:
         return []
     newest, _, damaged = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)
     return [f"{problem}: {doing} {newest.name} instead" for problem in damaged if newest]
-
-
-def digest(weights: dict[str, Tensor]) -> str:
-    """Hash the names, shapes, dtypes and values of weights, in whatever order they are."""
-    content = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        content.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        content.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().data)
-    return content.hexdigest()
 
 
 def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:

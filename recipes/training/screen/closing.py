@@ -28,7 +28,6 @@ from ...models.batch_norm import statistics_images
 from ...models.build import is_of_timm
 from ...ranks import Job
 from ...report.picture import write_picture
-from ...schema.catalogue import Images, promised_as_it_is
 from ...schema.load import RECIPE, dump, override
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
@@ -216,9 +215,8 @@ def ending_facts(
         ``step``, ``total_steps`` and ``epoch``; ``checkpoint_step`` of a run that was stopped, the
         step of its newest checkpoint, or None; ``evaluated_step``, of the last evaluation, or None;
         ``top1``, ``best_top1`` and ``best_epoch`` if it was evaluated; ``target`` with the step,
-        the epoch and the time at which ``target_accuracy`` was reached, or None; ``promised``, what
-        the recipe's head comment says it reaches; ``from_step``, at which this process began;
-        ``time_spent`` and ``training_time`` of this
+        the epoch and the time at which ``target_accuracy`` was reached, or None;
+        ``from_step``, at which this process began; ``time_spent`` and ``training_time`` of this
         process, in seconds; and ``next``, the commands to go on with.
     """
     facts: dict[str, Any] = {
@@ -234,14 +232,9 @@ def ending_facts(
     if best_line := best(metrics.val):
         facts |= {"top1": metrics.val[-1].get("top1"), "evaluated_step": metrics.val[-1]["step"]}
         facts |= {"best_top1": best_line["top1"], "best_epoch": best_line["epoch"]}
-    val_images = len(run.val_loader.source) if run.val_loader else 0
-    source = run.loader.source
     facts |= {
         **known,
         "target": _target(run.recipe.target_accuracy, metrics),
-        "promised": promised_as_it_is(
-            run.name, run.recipe, Images(len(source), val_images, len(source.classes))
-        ),
         "from_step": run.step,
         **clock.facts(),
     }
@@ -312,8 +305,6 @@ def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str,
                 f"{duration(hit['seconds'])} of training and evaluation"
             )
         yield "target", f"{target:g} % {when}"
-    if facts["promised"]:
-        yield "the recipe says", facts["promised"]
     if "images_per_second" in facts:
         speed, seconds = facts["images_per_second"], duration(facts["train_seconds"])
         yield "throughput", f"{rate(speed)} images/s in {seconds} of training"

@@ -29,9 +29,6 @@ WIDTH = 100
 _LABEL = 12  # width of the labels
 _ROOM = WIDTH - _LABEL - 2
 
-#: What ``optimizer`` has at its default, and what the line then need not say.
-_PLAIN = {"nesterov": False, "eps": 0.0, "denominator": "sum-of-norms", "trust_clip": False}
-
 
 def show_opening(
     run: RunContext,
@@ -57,7 +54,7 @@ def show_opening(
     run.say("\n  ".join(("\n".join(lines), *notices)))
     path = components.resume_from
     if components.start:
-        run.say(components.start.summary)
+        run.say(components.start)
     elif path:
         changed = (f"  {line}" for line in (*changes, *components.changes))
         run.say("\n".join([f"resumed from {path} at step {run.step}", *changed]))
@@ -185,34 +182,19 @@ def _steps(run: RunContext) -> str:
 
 
 def _optimizer(run: RunContext) -> str:
-    """The optimizer and its settings, those that are most often changed first."""
+    """The optimizer and its settings that are most often changed; ``recipe.yaml`` has them all."""
     options = run.recipe.optimizer
-    keys = [*entry_of(options.name).keys]
     name, others = optimizer_in_words(run.recipe, run.optimizer)
-    parts = [name]
-    if "momentum" in keys:
-        keys.remove("momentum")
-        parts.append(f"momentum {options.momentum:g}")
     everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
-    parts.append(f"weight decay {options.weight_decay:g}{everywhere}")
-    parts += [others] if others else []
-    if options.clip_grad_norm:
-        parts.append(f"gradients clipped at norm {options.clip_grad_norm:g}")
-    if options.body_lr_scale != 1:
-        parts.append(f"all but the classifier at {options.body_lr_scale:g} times the rate")
-    if options.bias_lr_scale != 1:
-        parts.append(f"biases at {options.bias_lr_scale:g} times the rate")
-    for key in keys:
-        value = getattr(options, key)
-        if _PLAIN.get(key) != value:
-            words = key.replace("_", " ")
-            parts.append(words if value is True else f"{words} {_number(value)}")
-    parts += [f"{key} {_number(value)}" for key, value in options.args.items()]
+    parts = [
+        name,
+        *([f"momentum {options.momentum:g}"] if "momentum" in entry_of(options.name).keys else []),
+        f"weight decay {options.weight_decay:g}{everywhere}",
+        *([others] if others else []),
+        *([f"gradients clipped at norm {clip:g}"] if (clip := options.clip_grad_norm) else []),
+        *(f"{key} {value}" for key, value in options.args.items()),
+    ]
     return folded(parts, _ROOM)
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _precision(

@@ -14,7 +14,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.report.page import results
 from largebatch.recipes.report.runs import PARTS, differences, estimate, read_runs
 from largebatch.recipes.training.folder.outcome import metrics_of
-from largebatch.recipes.training.watch.run_clock import PHASES
+from largebatch.recipes.training.watch.clocks import PHASES
 from tests.recipes.report.written_runs import SHARES, append, diverge, with_phases, write_run
 
 GOLDEN = Path(__file__).with_name("results.txt")
@@ -221,18 +221,6 @@ def test_values_that_are_no_finite_numbers_are_none(run_of):
         **{"split": "train", "step": 30, "epoch": 5.3},
         **{"loss": None, "x": [1.0, None]},
     }
-
-
-def test_steps_that_were_made_again_count_once(tmp_path):
-    write_run(tmp_path / "run", steps=60)
-    _, again = write_run(tmp_path / "again", seed=1, steps=60)
-    repeated = [line for line in again if line["step"] > 30]
-    append(tmp_path / "run", *repeated)
-    found = metrics_of(tmp_path / "run")
-    assert [line["step"] for line in found.train] == [10, 20, 30, 40, 50, 60]
-    assert found.train[3:] == [x for x in repeated if x["split"] == "train"]
-    (note,) = found.notes
-    assert note == "metrics.jsonl: 5 lines were replaced by later lines of the same steps."
 
 
 def test_a_recipe_of_another_version_is_compared_by_its_text_and_a_missing_one_is_told(run_of):

@@ -61,11 +61,11 @@ def test_arguments_are_passed_and_the_same_callback_may_be_there_twice(photos, t
 
 
 def test_hooks_that_are_not_overridden_are_not_called(photos, tmp_path):
-    """The default recipe calls only the run's clock in a step."""
+    """The default recipe calls nothing in a step."""
     callbacks = make(photos, tmp_path).callbacks
-    assert [*callbacks._callbacks] == ["metrics", "tensorboard", "clock"]
+    assert [*callbacks._callbacks] == ["metrics", "tensorboard"]
     for hook in ("on_step_begin", "on_step_end"):
-        assert [name for name, _ in callbacks._hooks[hook]] == ["clock"]
+        assert callbacks._hooks[hook] == []
 
 
 def watch_on_ranks(root, folder):

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import TrainingError
-from largebatch.recipes.schema.catalogue import DATA_SETS, entries, promised_as_it_is
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main, train
 from largebatch.recipes.training.callbacks import Callback
@@ -86,11 +85,8 @@ def test_closings(golden, monkeypatch):
         return facts
 
     known = {"step": total, **SUMMARY, "ema_top1": 52.0}
-    promise = "76 % top-1 with {0.train:,} images of {0.classes} classes, on {0.val}"
-    monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: promise.format(about[-1]))
     facts = close("finished, with an average of the weights", "finished", run, known, PHASES)
     hit = {"accuracy": 50.0, "top1": 51.0, "step": 7, "epoch": 1.75, "seconds": 37.0}
-    monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: "")
     assert facts["target"] == hit
     lines = Metrics(tuple(LINES))
     assert _target(60.5, lines) is _target(None, lines) is None
@@ -110,30 +106,6 @@ def test_closings(golden, monkeypatch):
         "ended early on two machines", "finished", replace(run, recipe=recipe, job=job), {"step": 9}
     )
     golden("closing", shown)
-
-
-def test_what_a_recipe_promises_is_shown_where_it_runs_as_it_is():
-    recipe, images = load("digits").recipe, DATA_SETS["data/digits"]
-    text = promised_as_it_is("digits", recipe, images)
-    assert text.startswith("99.4 to 99.7 % top-1 on the 360 held-out images")
-    elsewhere = ["data.path=/elsewhere", "run_dir=x", "precision=bf16", "data.threads=3"]
-    elsewhere += ["data.source=webdataset", "data.backend=torchvision", "data.prefetch=4"]
-    assert promised_as_it_is("digits", load("digits", elsewhere).recipe, images) == text
-    synthetic = ["data.source=synthetic", "data.path=null"]
-    for keys in (
-        *(["epochs=3"], ["optimizer.lr=2"], ["stop_after=1ep"], ["model.name=resnet18"], synthetic),
-        *(["target_accuracy=50"], ["data.image_size=16"], ["data.holdout=100"], ["data.flip=1"]),
-    ):
-        assert promised_as_it_is("digits", load("digits", keys).recipe, images) == "", keys
-    for other in (images._replace(**{field: 9}) for field in images._fields):
-        assert promised_as_it_is("digits", recipe, other) == ""
-    assert promised_as_it_is("my-own", recipe, images) == ""
-
-
-def test_the_data_sets_of_all_recipes_are_known():
-    for entry in entries():
-        data = entry.recipe.data
-        assert DATA_SETS[data.path].train == data.train_images, entry.name
 
 
 def test_the_better_weights_are_exported_in_a_form_that_the_model_has(here):

@@ -10,7 +10,6 @@ from largebatch.amp import Precision
 from largebatch.comm import Plan, Rule, Topology
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
-from largebatch.recipes.training.initial_weights import Start
 from largebatch.recipes.training.screen.opening import WIDTH, opening_lines, show_opening
 from tests.recipes.runs import BASE
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
@@ -69,7 +68,7 @@ def test_openings(golden, photos, tmp_path, monkeypatch):
     show_opening(run, made, *opening, [])
     there = replace(made, resume_from=run.run_dir / "checkpoints" / "step-00000005")
     show_opening(replace(run, step=5), there, *opening, ["epochs: 2, was 1"])
-    started = replace(made, start=Start("weights from w.pt: 5 tensors copied", ""))
+    started = replace(made, start="weights from w.pt: 5 tensors copied")
     compiled = run.recipe.model_copy(update={"compile": "default"})
     show_opening(replace(run, recipe=compiled), started, *opening, [])
     first, nothing, second, resumed, third, weights = said
