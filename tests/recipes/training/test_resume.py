@@ -229,6 +229,17 @@ def test_options_may_change_on_resume_and_the_change_is_reported(photos, tmp_pat
     assert resumed.run()["step"] == round(3 * 53 / 16)
 
 
+def test_stopping_early_keeps_the_schedule_of_the_whole_run(photos, tmp_path):
+    train(photos, tmp_path / "whole")
+    train(photos, tmp_path / "part", "stop_after=3")
+    rates = {line["step"]: line["lr"] for line in read_metrics(tmp_path / "whole") if "lr" in line}
+    part = [line for line in read_metrics(tmp_path / "part") if "lr" in line]
+    assert [line["step"] for line in part] == [2, 3]
+    assert part[0]["lr"] == rates[2]
+    summary = json.loads((tmp_path / "part" / "summary.json").read_text())
+    assert (summary["step"], summary["total_steps"]) == (3, 7)
+
+
 def test_a_checkpoint_is_complete_or_absent(photos, tmp_path, monkeypatch):
     trainer = make(photos, tmp_path, "checkpoint.every=2")
 
