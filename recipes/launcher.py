@@ -9,8 +9,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
-from pathlib import Path
 
 _LAUNCHER = os.getppid()  # as it is when this is imported, which is before torch is
 
@@ -41,21 +39,3 @@ def ending_with_launcher() -> Iterator[None]:
         yield
     finally:
         joined.set()
-
-
-def option_of_launcher(name: str) -> str | None:
-    """The value of an option that torchrun was started with; None if that cannot be seen.
-
-    Args:
-        name: Name of the option, such as ``--rdzv-endpoint``. torchrun also takes it with
-            underscores, and from a variable, such as PET_RDZV_ENDPOINT, that its ranks inherit.
-    """
-    words: list[str] = []
-    with suppress(OSError):
-        content = Path(f"/proc/{_LAUNCHER}/cmdline").read_bytes()
-        words = content.decode(errors="surrogateescape").split("\0")
-    for word, following in pairwise(words):
-        option, _, value = word.partition("=")
-        if option.replace("_", "-") == name:
-            return value or following
-    return os.environ.get(f"PET_{name.strip('-').replace('-', '_').upper()}")

@@ -35,7 +35,7 @@ with exit_on_missing_package(when=__name__ == "__main__"):
     from .training.build import callbacks_of, prepare
     from .training.callbacks import CallbackList
     from .training.folder.place import run_place
-    from .training.process import age_seconds, remove_empty_folders, reported_once
+    from .training.process import age_seconds, reported_once
     from .training.trainer import Trainer
 
 
@@ -96,5 +96,4 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     with going_on(), _process, exit_on_missing_package():
-        _process.callback(remove_empty_folders)
         main(sys.argv[1:])

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .load import load
 from .names import recipe_names
@@ -18,36 +18,6 @@ from .recipe import Recipe
 
 _REACHES = re.compile(r"^(?:Expected:|Reaches) (.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
 _IS_TRAINED_HERE = re.compile(r"^Reaches ", re.MULTILINE)
-
-#: Keys that decide which accuracy a recipe reaches, beside the images and how they are cropped.
-_DECIDES = (
-    *("model", "batch_size", "batch_norm", "stages", "epochs", "optimizer", "schedule"),
-    *("label_smoothing", "init", "ema", "target_accuracy", "stop_after"),
-)
-
-
-class Images(NamedTuple):
-    """The images of a data set: how many to train on, how many to evaluate, and their classes."""
-
-    train: int
-    val: int
-    classes: int
-
-
-#: The data sets of the packaged recipes, by ``data.path``.
-DATA_SETS = {
-    "data/cifar10": Images(50_000, 10_000, 10),
-    "data/digits": Images(1437, 360, 10),
-    "data/images": Images(2_160, 240, 5),  # an example of your own images
-    "data/imagenet": Images(1_281_167, 50_000, 1000),
-}
-
-#: Keys of ``data`` that do not: where the same images lie, and how fast they are read.
-_SAME_IMAGES = {
-    *("source", "path", "train_shards", "val_shards", "label_offset"),
-    *("train_images", "val_images", "classes"),  # of synthetic images
-    *("backend", "threads", "prefetch", "hw_decoder_load", "on_error", "verify"),
-}
 
 
 @dataclass(frozen=True)
@@ -150,28 +120,6 @@ def promised(head: str) -> str:
     """The accuracy that a head comment says a recipe should reach; empty if it says none."""
     found = _REACHES.search(head)
     return " ".join(found[1].split()) if found else ""
-
-
-def promised_as_it_is(name: str, recipe: Recipe, images: Images) -> str:
-    """What a packaged recipe promises; empty for a run on other images, or with other keys.
-
-    Args:
-        name: Name of the recipe.
-        recipe: The recipe of the run. Only what decides which accuracy it reaches is compared.
-        images: The images of the run, wherever they lie and in whatever form.
-    """
-    if name not in recipe_names():
-        return ""
-    loaded = load(name)
-    measured_on = DATA_SETS.get(loaded.recipe.data.path or "")
-    is_same = images == measured_on and _decisive(loaded.recipe) == _decisive(recipe)
-    return promised(loaded.head) if is_same else ""
-
-
-def _decisive(recipe: Recipe) -> list[Any]:
-    """What decides which accuracy a recipe reaches."""
-    images = recipe.data.source != "synthetic", recipe.data.model_dump(exclude=_SAME_IMAGES)
-    return [*images, *(getattr(recipe, key) for key in _DECIDES)]
 
 
 def table() -> str:

@@ -35,7 +35,7 @@ from .folder.metrics import MetricsLog
 from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
-from .initial_weights import Start, start_from, start_from_images
+from .initial_weights import start_from, start_from_images
 from .schedule import LearningRates, learning_rates
 from .timeline import Timeline, timeline_of
 from .watch.memory import MemoryCounter, without_numbers
@@ -71,7 +71,7 @@ class Components:
         plan: How gradients are reduced.
         model: The model on the CPU, so that checking a recipe does not touch a GPU.
         optimizer: Optimizer of the model's parameters.
-        start: The weights that training starts from; None for fresh weights and resumed runs.
+        start: What training starts from, in words; None for fresh weights and resumed runs.
         settings: What the run sets for its device.
         left_out: A line about images that are there and not in the data; empty if there are none.
     """
@@ -88,7 +88,7 @@ class Components:
     plan: Plan
     model: nn.Module
     optimizer: Optimizer
-    start: Start | None
+    start: str | None
     settings: DeviceSettings
     left_out: str
 
@@ -110,7 +110,6 @@ class Components:
             ),
             "the plan": str(self.plan),
             "the last step": str(self.last_step),
-            "the content of init.from": self.start.digest if self.start else "not read",
             "the step to resume from": str(self.saved.get("step", 0)),
         }
 

@@ -21,11 +21,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ...amp import Precision
 from ...pipeline import Loader, StageTimeline
 from ..models.norm_layers import SharedBatchNorm
 from ..ranks import Job
-from .evaluate import buffers_kept
 
 T = TypeVar("T")
 
@@ -36,9 +34,6 @@ DEVICES = ("cuda",)
 #: ResNet-50 for training and evaluation takes about a minute; on an H200, a pass of 256 images is
 #: predicted to be 7 ms shorter then, and one of 32 images 3 ms.
 LEAST_PASSES = 10_000
-
-#: Most breaks of the graph of a model that ``auto`` compiles: nothing is fused across a break.
-MOST_BREAKS = 5
 
 
 @dataclass(frozen=True)
@@ -142,7 +137,6 @@ def settle(
     saved: bool | str | None,
     timeline: StageTimeline,
     model: nn.Module,
-    precision: Precision,
     loader: Loader,
     job: Job,
 ) -> tuple[bool | str, str]:
@@ -152,8 +146,7 @@ def settle(
         asked: The key in the recipe.
         saved: The key in the checkpoint that the run resumes from; None without one.
         timeline: The whole run.
-        model: The model on its device, converted to its precision.
-        precision: Precision of the model.
+        model: The model.
         loader: Loader of the training images.
         job: The ranks.
 
@@ -164,11 +157,8 @@ def settle(
     chosen = _chosen(saved, timeline, model, job.device) if asked == "auto" else asked
     if chosen:
         set_compiler(len({phase.image_size for phase in timeline.phases}), loader.cores)
-    if chosen and asked == "auto":
-        problem = _first(job, why_it_cannot_compile(job.device))
-        problem = problem or _first(job, _why_it_breaks(model, precision, loader))
-        if problem:
-            return False, f"compile: auto compiles nothing: {problem}"
+    if chosen and asked == "auto" and (problem := _first(job, why_it_cannot_compile(job.device))):
+        return False, f"compile: auto compiles nothing: {problem}"
     return chosen, ""
 
 
@@ -211,27 +201,8 @@ def why_it_cannot_compile(device: torch.device) -> str:
     try:
         torch.compile(lambda x: x * 2 + 1, dynamic=False)(torch.ones(8, device=device))
     except Exception as error:  # of Dynamo, Inductor, Triton or the compiler
-        return _in_one_line(error)
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
     return ""
-
-
-def _why_it_breaks(model: nn.Module, precision: Precision, loader: Loader) -> str:
-    """Trace a forward pass; return in one line that it fails, or breaks its graph too often."""
-    images = loader.empty_batch().images.zero_()
-    try:
-        with torch.no_grad(), buffers_kept(model), precision.forward():
-            breaks = torch._dynamo.explain(model)(images).graph_break_count
-    except Exception as error:  # of any kind: the model may be the user's
-        return f"the model cannot be traced: {_in_one_line(error)}"
-    finally:
-        precision.abandon()
-    if breaks > MOST_BREAKS:
-        return f"the model breaks the graph {breaks} times, more than {MOST_BREAKS}"
-    return ""
-
-
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def set_compiler(image_sizes: int, cores: int) -> None:

@@ -12,7 +12,6 @@ mode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,26 +22,13 @@ from ..errors import RecipeError
 from ..models.build import classifier, residual_blocks
 from ..published import TIMM, weights_of
 from ..schema.data import Data
-from .folder.weights import damaged_in, digest, read_weights
+from .folder.weights import damaged_in, read_weights
 
 _METHOD = "init_from_images"
 _BATCH = 250
 
 
-@dataclass(frozen=True)
-class Start:
-    """Origin of a run's initial weights.
-
-    Attributes:
-        summary: What was copied and what is new, in one line.
-        digest: Hash of the weights in the file, which ranks compare.
-    """
-
-    summary: str
-    digest: str
-
-
-def start_from(path: str, model: nn.Module, name: str) -> Start:
+def start_from(path: str, model: nn.Module, name: str) -> str:
     """Copy weights from a file, a folder or timm into a model, in place.
 
     The model keeps its own classifier if the file has none, or one for another number of classes.
@@ -55,6 +41,9 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
         model: The model, in FP32 on the CPU.
         name: Name of the model, for messages.
 
+    Returns:
+        What was copied and what is new, in words.
+
     Raises:
         RecipeError: ``path`` holds no weights, or those of another model; the message names the
             first tensor that does not match.
@@ -65,7 +54,6 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
         theirs = read_weights(Path(path))
     ours = model.state_dict()
     passed_over = damaged_in(Path(path), "starting from")
-    found = digest(theirs)
     head = classifier(model, ours)
     fits = all(key in theirs and theirs[key].shape == ours[key].shape for key in head)
     fresh_head = set() if fits else head
@@ -93,7 +81,7 @@ def start_from(path: str, model: nn.Module, name: str) -> Start:
     if new:
         summary += f", {len(new)} new block{'s start' if len(new) > 1 else ' starts'} as identity"
     summary += ", classifier newly initialized" if fresh_head else ""
-    return Start("\n  ".join([summary, *passed_over]), found)
+    return "\n  ".join([summary, *passed_over])
 
 
 def _new_blocks(model: nn.Module, theirs: dict[str, Tensor]) -> dict[str, nn.Module]:
@@ -155,7 +143,7 @@ def start_from_images(
     transform: Transform,
     data: Data,
     seed: int,
-) -> Start | None:
+) -> str | None:
     """Call a model's ``init_from_images`` with the number of images that the recipe asks for.
 
     They are training images drawn at random, the same for every seed, transformed as in evaluation:
@@ -172,7 +160,7 @@ def start_from_images(
         seed: The recipe's seed.
 
     Returns:
-        What was done; None if the recipe asks for no images.
+        What was done, in words; None if the recipe asks for no images.
 
     Raises:
         RecipeError: The recipe asks for no images and the model needs some, or it asks for more
@@ -212,4 +200,4 @@ def start_from_images(
         verify=data.verify,
     )
     initialize(torch.cat([images for images, _ in loader]))
-    return Start(f"{name} initialized from {count:,} training images", "")
+    return f"{name} initialized from {count:,} training images"

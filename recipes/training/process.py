@@ -30,8 +30,6 @@ from ..errors import LostRankError, RecipeError, exit_on_user_error, user_errors
 #: SIGHUP comes when a terminal closes, SIGUSR1 from Slurm before the time limit, and SIGXCPU at a
 #: limit of processor time. SIGQUIT is not among them: it ends a process that does not answer.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
-#: The file in the run's folder for output that nobody reads.
-OUTPUT = "output.log"
 
 #: A signal to all processes of a job, as Slurm and systemd send it, reaches a rank twice: torchrun
 #: passes its own on. So much later than the first, another one is a second request.
@@ -208,14 +206,13 @@ def going_on() -> Iterator[None]:
 
     ``| head`` closes the pipe, as does a ``tee`` that has ended; a terminal may be gone. Whatever
     then prints, be it a user's callback, would end the run with an error. What is written after
-    that goes to :data:`OUTPUT` in the folder that :func:`follow` is given. Output that was
-    redirected within Python stays as it is.
+    that is lost. Output that was redirected within Python stays as it is.
     """
     before = sys.stdout, sys.stderr
     if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-        sys.stdout = _lasting(sys.stdout, "standard output")
+        sys.stdout = _lasting(sys.stdout)
     if sys.stderr is sys.__stderr__ and sys.stderr is not None:
-        sys.stderr = _lasting(sys.stderr, "standard error")
+        sys.stderr = _lasting(sys.stderr)
     try:
         yield
     finally:
@@ -225,19 +222,10 @@ def going_on() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def follow(folder: Path) -> None:
-    """Write output that nobody reads to a file in the run's folder, which exists."""
-    _Lasting.path = folder / OUTPUT
-    for stream in (sys.stdout, sys.stderr):
-        raw = getattr(stream, "buffer", None)
-        if isinstance(raw, _Lasting) and raw.is_unread:
-            raw.go_on()
-
-
-def _lasting(stream: Any, name: str) -> io.TextIOWrapper:
+def _lasting(stream: Any) -> io.TextIOWrapper:
     stream.flush()
     return io.TextIOWrapper(
-        _Lasting(stream.fileno(), name),
+        io.BufferedWriter(_Lasting(stream.fileno(), "wb", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
@@ -246,41 +234,21 @@ def _lasting(stream: Any, name: str) -> io.TextIOWrapper:
 
 
 class _Lasting(io.FileIO):
-    """A file descriptor that becomes that of a file once nobody reads it.
+    """A file descriptor that becomes that of the null device once nobody reads it.
 
-    So output of libraries in C, and of child processes, goes there too. What is written before the
-    run has a folder is lost.
+    So output of libraries in C, and of child processes, goes there too.
     """
 
-    path = Path(os.devnull)
-
-    def __init__(self, number: int, name: str) -> None:
-        super().__init__(number, "wb", closefd=False)
-        self._name, self.is_unread = name, False
-
     def write(self, data: Any) -> int:
-        rest = memoryview(data).cast("B")
-        length = len(rest)
-        while rest:
-            try:
-                rest = rest[super().write(rest) or 0 :]
-            except OSError as error:
-                if error.errno not in _CLOSED or self.is_unread:
-                    raise
-                self.go_on()
-        return length
-
-    def go_on(self) -> None:
-        """Take the file in the place of what nobody reads."""
-        self.is_unread, how = True, os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
-            file = os.open(self.path, how, 0o644)
-        except OSError:  # such as in a folder that is gone
-            file = os.open(os.devnull, how)
-        os.dup2(file, self.fileno())
-        os.close(file)
-        line = f"largebatch: warning: nobody reads {self._name} any longer; the run goes on\n"
-        os.write(self.fileno(), line.encode())
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _CLOSED:
+                raise
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return memoryview(data).nbytes
 
 
 # --- errors ----------------------------------------------------------------------------------
@@ -326,16 +294,3 @@ def pass_to_torchrun(message: str) -> None:
         about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError), open(path, "w") as file:  # such as on a full disk
             json.dump({"message": about}, file)
-
-
-def remove_empty_folders() -> None:
-    """Remove torchrun's folder for the error of this process, if it has none, and those above.
-
-    torchrun makes them anew in the temporary folder for each job, and leaves them there. The last
-    process of a machine finds those above empty.
-    """
-    folder = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
-    with suppress(OSError):  # it is not empty
-        while any(path.name.startswith("torchelastic_") for path in (folder, *folder.parents)):
-            folder.rmdir()
-            folder = folder.parent

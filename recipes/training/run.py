@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -14,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...amp import Precision
 from ...comm import Topology
-from ...lars import Schedule, Span, TrustRatioHistory, as_scheduler
+from ...lars import Schedule, TrustRatioHistory, as_scheduler
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
@@ -33,28 +32,8 @@ from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Stopping
 from .watch.clocks import RunClock
 from .watch.failures import watches_of
-from .watch.memory import gpu_of
 from .watch.meters import Readings
 from .watch.noise import NoiseMeter
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """How often a run does something besides training; None: never.
-
-    Attributes:
-        log: Reads its meters.
-        evaluate: Evaluates the weights.
-        checkpoint: Writes a checkpoint.
-        trust_ratios: Logs the trust ratios.
-        average: Adds the weights to their moving average.
-    """
-
-    log: Span
-    evaluate: Span | None
-    checkpoint: Span | None
-    trust_ratios: Span | None
-    average: Span
 
 
 @dataclass(frozen=True)
@@ -72,8 +51,6 @@ class Run:
         trust_ratios: History of the trust ratios; None if they are not logged.
         noise: Measures the gradient noise scale; None if the recipe does not ask for it.
         settings: What it sets for its device.
-        intervals: How often it does something besides training.
-        keeps_best: Whether the checkpoint of the best evaluation is kept.
         reached: Top-1 accuracy of the last evaluation before this process, if it is the target's.
         readings: Reads its meters.
         skipped: The images that could not be used.
@@ -95,8 +72,6 @@ class Run:
     trust_ratios: TrustRatioHistory | None
     noise: NoiseMeter | None
     settings: DeviceSettings
-    intervals: Intervals
-    keeps_best: bool
     reached: float | None
     readings: Readings
     skipped: SkippedImages
@@ -144,12 +119,6 @@ def start_up(
     job.check_alike(components.facts(loaded.recipe))
     recipe, saved, settings = loaded.recipe, components.saved, components.settings
     loader, timeline, optimizer = components.loader, components.timeline, components.optimizer
-    counter = None
-    if job.is_main and not quiet:
-        with suppress(Exception):  # of any kind: the model may be the user's
-            here = recipe.model_copy(update={"device": job.device.type})
-            classes = len(loader.source.classes)
-            counter = build.memory_counter(here, classes, components.model)
     step: int = saved.get("step", 0)
 
     model = components.model.to(job.device)
@@ -176,7 +145,7 @@ def start_up(
     ddp = data_parallel(model, job, plan, topology) if job.world_size > 1 else None
     kept = saved.get("recipe", {}).get("compile")
     with settings.applied():
-        compiled, uncompiled = settle(recipe.compile, kept, timeline, model, precision, loader, job)
+        compiled, uncompiled = settle(recipe.compile, kept, timeline, model, loader, job)
     recipe = recipe.model_copy(update={"compile": compiled})
     noise = None
     if recipe.gradient_noise_every is not None:
@@ -201,7 +170,7 @@ def start_up(
         precision.load_state_dict(saved["precision"]["state"])
         called.load_state_dict(saved["callbacks"])
 
-    display = Display(job.is_main, clock, quiet=quiet, warns=warns)
+    display = Display(job.is_main, quiet=quiet, warns=warns)
     loaders = {"train": loader, "val": components.val_loader}
     skipped = SkippedImages(place.folder, job, loaders)
     readings = Readings(
@@ -237,12 +206,8 @@ def start_up(
         display.warn(line)
     resolved = recipe.model_dump(mode="json", by_alias=True)
     changed = differences(saved["recipe"], resolved) if saved else []
-    memory = counter.estimate(precision.name, timeline.phases, job.world_size) if counter else None
-    needed = memory.in_words(gpu := gpu_of(job.device)) if memory else ""
-    chosen = loaded.recipe.model_dump(), precision, topology, needed
+    chosen = loaded.recipe.model_dump(), precision, topology
     show_opening(context, components, *chosen, notices, changed)
-    if memory and (warning := memory.too_large(gpu)):
-        display.warn(warning)
     lars: Any = optimizer
     return Run(
         context=context,
@@ -260,14 +225,6 @@ def start_up(
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,
         noise=noise,
         settings=settings,
-        intervals=Intervals(
-            recipe.log_every,
-            recipe.evaluate_every,
-            recipe.checkpoint.every,
-            recipe.trust_ratios_every,
-            recipe.ema.every,
-        ),
-        keeps_best=recipe.checkpoint.keep_best,
         reached=saved.get("reached"),
         readings=readings,
         skipped=skipped,

@@ -27,7 +27,7 @@ from .folder.checkpoint import latest
 from .folder.names import CHECKPOINTS
 from .folder.place import check_shared
 from .folder.saving import said_newest
-from .process import follow, noted
+from .process import noted
 from .run import Run, start_up
 from .screen.closing import end_early, write_recipe, write_results
 from .watch.clocks import AVERAGE
@@ -49,7 +49,7 @@ class Trainer:
         self.step = run.context.step
         self.precision, self.settings = run.precision, run.settings
         self.scheduler, self.ema = run.scheduler, run.ema
-        self._built, self._every, self._take_step = run, run.intervals, run.take_step
+        self._built, self._take_step = run, run.take_step
         self._readings, self._stopping = run.readings, run.stopping
         self._checkpoints = run.checkpoints
         self.display, self._clock = run.display, run.clock
@@ -122,14 +122,13 @@ class Trainer:
         """Begin to write the run folder, and start the callbacks."""
         if self.job.is_main:
             write_recipe(self.context, self._built.notices)
-        follow(self.run_dir)
         self.callbacks.start(self.context)
 
     def _train(self) -> None:
         """Train up to the last step, the target accuracy or a signal."""
-        every, ratios = self._every, self._built.trust_ratios
+        recipe, ratios = self.context.recipe, self._built.trust_ratios
         readings, batches, stopping = self._readings, iter(self.loader), self._stopping
-        reached = self.context.recipe.reached(self._reached)
+        reached = recipe.reached(self._reached)
         self.display.start(self.context)
         self._clock.begin("training")
         readings.restart()
@@ -137,24 +136,22 @@ class Trainer:
             while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)
-                if stopping:
-                    break
                 readings.step_end()
                 self.step += 1
-                if self.ema and self._due(every.average):
+                if self.ema and self._due(recipe.ema.every):
                     with ranged(AVERAGE):
                         self.ema.update()
                 self.callbacks.step_end(self.step)
                 self.display.advance()
                 last = self.step == self.last_step
-                if last or self._due(every.log):
+                if last or self._due(recipe.log_every):
                     self._log_training()
                 with self._clock.during("rest"):
-                    if self.val_loader and (last or self._due(every.evaluate)):
+                    if self.val_loader and (last or self._due(recipe.evaluate_every)):
                         reached = self._evaluate(self.val_loader)
-                        if self._built.keeps_best and self._checkpoints.is_best(self.step):
+                        if recipe.checkpoint.keep_best and self._checkpoints.is_best(self.step):
                             self._save()
-                if ratios and (last or self._due(every.trust_ratios)):
+                if ratios and (last or self._due(recipe.trust_ratios_every)):
                     epoch, values = self.loader.epoch, ratios.read()
                     self.callbacks.histograms("trust_ratio", self.step, epoch, values)
                 ends = last or reached
@@ -162,7 +159,7 @@ class Trainer:
                     stopping.after_step()
                 if reached:
                     self._log_training()
-                if ends or (self._due(every.checkpoint) and not stopping):
+                if ends or (self._due(recipe.checkpoint.every) and not stopping):
                     self._save(ends=ends)
             if stopping.by_callback:
                 self._log_training()
@@ -177,32 +174,22 @@ class Trainer:
         torch.manual_seed(place % 2**63)
         step = self.step + 1
         reads = self._may_read(step)
-        meter.begin_step(measures_accuracy=reads, may_drop=self._stopping.drops_steps)
+        meter.begin_step(measures_accuracy=reads)
         if self._built.noise:
             self._built.noise.begin_step(step, self.loader.micro_batch_size)
         try:
-            is_made = self._take_step(
-                batches,
-                self.loader.accumulation,
-                meter,
-                waits=reads,
-                stops=self._stopping.in_step,
-            )
+            self._take_step(batches, self.loader.accumulation, meter, waits=reads)
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
             raise self._diverged(str(error), step) from error
-        if not is_made:  # the loader goes back to where the step began
-            start = {"position": self.timeline.position(self.step)}
-            self.loader.load_state_dict({**self.loader.state_dict(), **start})
-            return
         if self._built.trust_ratios:
             self._built.trust_ratios.record()
         self.scheduler.step()
 
     def _may_read(self, step: int) -> bool:
         """Whether the meters may be read after ``step``, as far as that is known beforehand."""
-        every, target = self._every, self.context.recipe.target_accuracy
-        may_reach = target is not None and self._due(every.evaluate, step)
-        return may_reach or step == self.last_step or self._due(every.log, step)
+        recipe = self.context.recipe
+        may_reach = recipe.target_accuracy is not None and self._due(recipe.evaluate_every, step)
+        return may_reach or step == self.last_step or self._due(recipe.log_every, step)
 
     def _log_training(self) -> None:
         """Read the meters, which waits for the device, and log them, if a step was made since."""
@@ -225,7 +212,7 @@ class Trainer:
             self.callbacks.evaluation_end(self.step, dict(values))
             if self.ema:
                 values |= self.ema.evaluate(loader, self.precision, self.job)
-        values["seconds"] = self._clock.lasted["evaluation"][-1]
+        values["seconds"] = self._clock.lasted["evaluation"]
         self._log("val", values)
         reached = self.context.recipe.reached(values["top1"])
         self._reached = values["top1"] if reached else None

@@ -61,25 +61,6 @@ def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("largebatch: error: training diverged: the loss is nan at step")
-    assert [path for path in tmp_path.iterdir() if "torch" in path.name] == []  # its log folder
-
-
-@pytest.mark.parametrize("root", ["torchelastic_x", "given"])
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_last_process_removes_the_empty_folders_of_torchrun(tmp_path, monkeypatch, root, fails):
-    """One that holds an error stays, as torchrun reads it, and so does one that a user gave."""
-    ranks = [tmp_path / root / "job" / "attempt_0" / str(rank) for rank in range(2)]
-    for folder in ranks:
-        folder.mkdir(parents=True)
-    for folder in ranks:
-        assert folder.exists()
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
-        if fails and folder is ranks[0]:
-            process.pass_to_torchrun("no")
-        process.remove_empty_folders()
-    assert [folder.exists() for folder in ranks] == [fails or root == "given", root == "given"]
-    assert (tmp_path / root).exists() == (fails or root == "given")
-    assert tmp_path.exists()
 
 
 @pytest.mark.parametrize(

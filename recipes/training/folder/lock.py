@@ -22,12 +22,13 @@ from typing import Any
 from uuid import uuid4
 
 from ...errors import RecipeError
-from ...files import DamagedFileError, number, object_in, read_object, text, whole
+from ...files import DamagedFileError, object_in, read_object, text, whole
 from .names import LOCK as LOCK
 
 #: Time after which a holder that cannot be looked for and gives no sign of life counts as gone.
 PATIENCE_SECONDS = 120.0
-_BEAT_SECONDS = _SAY_SECONDS = 10.0
+#: Time between its signs of life.
+_BEAT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
 #: What a process number belongs to: containers of one host may share its name.
 _PLACE = ("machine", "boot", "namespace")
@@ -67,14 +68,14 @@ def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iter
 
     Args:
         folder: The folder.
-        say: Shows a line about such a wait, at once and every 10 s.
+        say: Shows a line about such a wait.
 
     Raises:
         RecipeError: Another process holds the lock.
         OSError: The lock cannot be written.
     """
     path, notice = folder / LOCK, ""
-    mine = {**this_process(), "since": time.time(), "id": uuid4().hex}
+    mine = {**this_process(), "id": uuid4().hex}
     while not _create(path, mine):
         with suppress(FileNotFoundError):  # it has just been freed
             seen = _look(path)
@@ -133,13 +134,13 @@ def _has_ended(path: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
         if lives(seen[0]):
             raise _in_use(path, seen)
         return True
-    # A date in the future says nothing about now: then only a new heartbeat counts.
-    silent = max(0.0, seconds_since_touched(path))
-    end, said = time.monotonic() + PATIENCE_SECONDS - silent, -_SAY_SECONDS
-    while (left := end - (now := time.monotonic())) > 0:
-        if now - said >= _SAY_SECONDS:
-            said, who = now, f"{path.parent} is locked by {_name(seen[0])}"
-            say(f"run_dir: {who}; waiting up to {left:.0f} s for a sign of life")
+    # Clocks of machines may differ: at least two signs of life are waited for in any case.
+    silent = max(0.0, time.time() - seen[2] / 1e9)
+    patience = max(PATIENCE_SECONDS - silent, min(PATIENCE_SECONDS, 2 * _BEAT_SECONDS))
+    who = f"{path.parent} is locked by {_name(seen[0])}"
+    say(f"run_dir: {who}; waiting up to {patience:.0f} s for a sign of life")
+    end = time.monotonic() + patience
+    while (left := end - time.monotonic()) > 0:
         time.sleep(min(_POLL_SECONDS, left))
         latest = _look(path)
         if latest[:2] != seen[:2]:
@@ -162,12 +163,9 @@ def _remove(path: Path, judged: _Seen) -> bool:
 
 
 def _in_use(path: Path, seen: _Seen) -> RecipeError:
-    since = number(seen[0].get("since"))
-    when = time.localtime(since if since and 0 < since < 2**40 else seen[2] / 1e9)
     return RecipeError(
-        f"run_dir: {path.parent} is in use by {_name(seen[0])} since "
-        f"{time.strftime('%Y-%m-%d %H:%M:%S', when)}; valid: another run_dir, or this one once "
-        "that run has ended"
+        f"run_dir: {path.parent} is in use by {_name(seen[0])}; valid: another run_dir, or this "
+        "one once that run has ended"
     )
 
 
@@ -248,21 +246,3 @@ def touched(
     finally:
         ended.set()
         thread.join()
-
-
-def seconds_since_touched(path: Path) -> float:
-    """Seconds since a file was touched, by the clock of its file system, which machines share.
-
-    Raises:
-        OSError: The file is not there.
-    """
-    last = path.lstat().st_mtime
-    now = path.with_name(f".now-{uuid4().hex}")
-    try:
-        now.touch()
-        return now.stat().st_mtime - last
-    except OSError:  # the folder cannot be written: take it to be alive
-        return 0.0
-    finally:
-        with suppress(OSError):
-            now.unlink(missing_ok=True)

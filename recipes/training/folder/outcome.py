@@ -57,16 +57,13 @@ class Metrics:
 
     Attributes:
         lines: Those that say which split, step and epoch they are of, in the order of the file;
-            numbers that are not finite are None. Of steps that a run made again after it was
-            resumed from an earlier checkpoint, the later ones.
+            numbers that are not finite are None.
         damaged: Numbers of the other lines, from 1. A last line without an end, which is being
             written or was cut short by a crash, is in neither.
-        repeated: How many lines were replaced by later ones of the same steps.
     """
 
     lines: tuple[Line, ...] = ()
     damaged: tuple[int, ...] = ()
-    repeated: int = 0
 
     def of(self, split: str) -> list[Line]:
         """The lines of a split, ascending by step."""
@@ -90,10 +87,6 @@ class Metrics:
             which = ", ".join(map(str, self.damaged[:5])) + (", …" if count > 5 else "")
             what = f"line {which} is" if count == 1 else f"{count} lines ({which}) are"
             notes.append(f"{METRICS}: {what} damaged and left out.")
-        if self.repeated:
-            what = "line was" if self.repeated == 1 else "lines were"
-            replaced = f"{self.repeated} {what} replaced by later lines of the same steps"
-            notes.append(f"{METRICS}: {replaced}.")
         return notes
 
 
@@ -173,23 +166,17 @@ def read_lines(folder: Path) -> Metrics:
         DamagedFileError: They are in no file.
     """
     *whole_lines, _ = read_bytes(folder / METRICS, _MOST_BYTES).split(b"\n")
-    found: list[Line | None] = []
+    found: list[Line] = []
     damaged = []
-    of_split: dict[str, list[int]] = {}  # places in `found`
     for place, content in enumerate(whole_lines, 1):
         if not content:
             continue
         line = _placed(content)
         if line is None:
             damaged.append(place)
-            continue
-        places = of_split.setdefault(line["split"], [])
-        while places and found[places[-1]]["step"] >= line["step"]:  # type: ignore[index]
-            found[places.pop()] = None
-        places.append(len(found))
-        found.append(line)
-    lines = tuple(line for line in found if line is not None)
-    return Metrics(lines, tuple(damaged), len(found) - len(lines))
+        else:
+            found.append(line)
+    return Metrics(tuple(found), tuple(damaged))
 
 
 def begun_metrics(folder: Path) -> Metrics:

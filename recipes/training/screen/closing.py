@@ -6,7 +6,6 @@ was stopped or diverged.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,12 +24,10 @@ from ....pipeline import (
 )
 from ...errors import StorageError
 from ...files import write_text
-from ...launcher import option_of_launcher
 from ...models.batch_norm import statistics_images
 from ...models.build import is_of_timm
 from ...ranks import Job
 from ...report.picture import write_picture
-from ...schema.catalogue import Images, promised_as_it_is
 from ...schema.load import RECIPE, dump, override
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
@@ -218,9 +215,8 @@ def ending_facts(
         ``step``, ``total_steps`` and ``epoch``; ``checkpoint_step`` of a run that was stopped, the
         step of its newest checkpoint, or None; ``evaluated_step``, of the last evaluation, or None;
         ``top1``, ``best_top1`` and ``best_epoch`` if it was evaluated; ``target`` with the step,
-        the epoch and the time at which ``target_accuracy`` was reached, or None; ``promised``, what
-        the recipe's head comment says it reaches; ``from_step``, at which this process began;
-        ``time_spent`` and ``training_time`` of this
+        the epoch and the time at which ``target_accuracy`` was reached, or None;
+        ``from_step``, at which this process began; ``time_spent`` and ``training_time`` of this
         process, in seconds; and ``next``, the commands to go on with.
     """
     facts: dict[str, Any] = {
@@ -236,14 +232,9 @@ def ending_facts(
     if best_line := best(metrics.val):
         facts |= {"top1": metrics.val[-1].get("top1"), "evaluated_step": metrics.val[-1]["step"]}
         facts |= {"best_top1": best_line["top1"], "best_epoch": best_line["epoch"]}
-    val_images = len(run.val_loader.source) if run.val_loader else 0
-    source = run.loader.source
     facts |= {
         **known,
         "target": _target(run.recipe.target_accuracy, metrics),
-        "promised": promised_as_it_is(
-            run.name, run.recipe, Images(len(source), val_images, len(source.classes))
-        ),
         "from_step": run.step,
         **clock.facts(),
     }
@@ -288,9 +279,7 @@ def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[s
     for name, path in files.items():
         run.say(f"{name + ':':12}{path}")
     if facts["next"]:
-        several = any(command.startswith("torchrun") for command in facts["next"])
-        head = "next (torchrun on each machine):" if several else "next:"
-        run.say("\n  ".join([head, *facts["next"]]))
+        run.say("\n  ".join(["next:", *facts["next"]]))
 
 
 def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str, str]]:
@@ -316,8 +305,6 @@ def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str,
                 f"{duration(hit['seconds'])} of training and evaluation"
             )
         yield "target", f"{target:g} % {when}"
-    if facts["promised"]:
-        yield "the recipe says", facts["promised"]
     if "images_per_second" in facts:
         speed, seconds = facts["images_per_second"], duration(facts["train_seconds"])
         yield "throughput", f"{rate(speed)} images/s in {seconds} of training"
@@ -365,7 +352,7 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     report = shlex.join(["largebatch", "report", folder, "--out", "report.html"])
     if status == "stopped":
         resumes = facts["checkpoint_step"] is not None
-        return [resume_command(run), report] if resumes else [report]
+        return [*(resume_commands(run) if resumes else []), report]
     if status == "diverged":  # find a rate at which it trains
         one_machine = 1 < job.world_size == job.local_world_size
         processes = ["--nproc", str(job.world_size)] if one_machine else []
@@ -374,7 +361,7 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     if status == "failed":
         return []
     if not run.recipe.reached(facts.get("top1")) and facts["step"] < facts["total_steps"]:
-        return [report, resume_command(run, "stop_after=null")]
+        return [report, *resume_commands(run, "stop_after=null")]
     form = "timm" if is_of_timm(run.recipe.model.name) else "safetensors"
     is_ema_better = facts.get("ema_top1", -1.0) > facts.get("top1", 101.0)
     names = ("export", *(f"export-{number}" for number in range(2, 1000)))
@@ -383,19 +370,15 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     return [report, shlex.join([*export, *(["--ema"] if is_ema_better else [])])]
 
 
-def resume_command(run: RunContext, *overrides: str) -> str:
-    """Return the command that continues a run from its newest checkpoint, on as many processes."""
+def resume_commands(run: RunContext, *overrides: str) -> list[str]:
+    """Return the command that continues a run from its newest checkpoint, on as many processes.
+
+    None on several machines, whose launcher has a command of its own, which continues the run with
+    ``resume=true``.
+    """
     job, place = run.job, override("run_dir", str(run.run_dir))
-    arguments = [str(run.run_dir / RECIPE), *overrides, place]
-    if job.world_size == job.local_world_size:
-        processes = ["--nproc", str(job.world_size)] if job.world_size > 1 else []
-        return shlex.join(["largebatch", "train", *arguments, *processes, "--resume"])
-    address = f"{os.environ.get('MASTER_ADDR', 'HOST')}:{os.environ.get('MASTER_PORT', '29500')}"
-    torchrun = [
-        *("torchrun", "--nnodes", str(job.world_size // job.local_world_size)),
-        *("--nproc-per-node", str(job.local_world_size), "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", option_of_launcher("--rdzv-endpoint") or address),
-        "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        *("-m", "largebatch.recipes.train"),
-    ]
-    return shlex.join([*torchrun, *arguments, "resume=true"])
+    if job.world_size > job.local_world_size:
+        return []
+    processes = ["--nproc", str(job.world_size)] if job.world_size > 1 else []
+    words = [str(run.run_dir / RECIPE), *overrides, place, *processes, "--resume"]
+    return [shlex.join(["largebatch", "train", *words])]

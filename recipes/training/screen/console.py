@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from rich.console import Console, RenderableType
@@ -15,7 +16,7 @@ from ....pipeline import printable
 from ...words import rate, short_duration
 from ..callbacks import RunContext
 from ..folder.outcome import best, metrics_of
-from ..watch.clocks import RunClock, TimeLeft
+from ..watch.clocks import TimeLeft
 from ..watch.memory import gpu_of
 
 
@@ -27,10 +28,10 @@ class Display:
 
     Args:
         shows: Whether this rank shows anything; rank 0 does.
-        clock: Measures the parts of the run's time.
         quiet: Whether to show nothing but warnings.
         warns: Whether to show warnings.
         console: Where lines go; by default standard output.
+        now: Returns the present time in seconds, of any origin.
     """
 
     _run: RunContext
@@ -39,13 +40,13 @@ class Display:
     def __init__(
         self,
         shows: bool,
-        clock: RunClock,
         *,
         quiet: bool = False,
         warns: bool = True,
         console: Console | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._shows, self._warns, self._clock = shows and not quiet, shows and warns, clock
+        self._shows, self._warns, self._now = shows and not quiet, shows and warns, now
         standard = Console(quiet=not self._shows, highlight=False, soft_wrap=True)
         self.console = console or standard
         self._best: tuple[float, float] | None = None  # top-1 and its epoch
@@ -56,12 +57,8 @@ class Display:
         """Begin to show the steps of a run, which has its progress bar from now on."""
         if not self._shows:
             return
-        recipe, self._run = run.recipe, run
-        every = {
-            "evaluation": recipe.evaluate_every if run.val_loader else None,
-            "checkpoints": recipe.checkpoint.every,
-        }
-        self._time_left = TimeLeft(run.timeline, self._clock, run.step, run.last_step, every)
+        self._run = run
+        self._time_left = TimeLeft(run.timeline, run.last_step, self._now)
         gpu = gpu_of(run.job.device)
         self._memory = gpu.total_memory if gpu else None
         if so_far := best(metrics_of(run.run_dir).val):
@@ -101,7 +98,6 @@ class Display:
         if not self._shows:
             return
         if split == "train":
-            self._time_left.read(step, values["seconds"])
             columns = _of_training(values, self._memory)
         else:
             columns = _of_evaluation(values, self._note_best(values["top1"], epoch))

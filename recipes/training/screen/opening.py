@@ -1,4 +1,4 @@
-"""What a run shows when it starts: at most 12 lines, each with a label, and what it begins with.
+"""What a run shows when it starts: at most 11 lines, each with a label, and what it begins with.
 
 The lines name what was chosen for the user where the recipe says ``auto``: precision, compilation,
 the back end that decodes, the all-reduce. What counts apart are notices, the checkpoint that a run
@@ -29,9 +29,6 @@ WIDTH = 100
 _LABEL = 12  # width of the labels
 _ROOM = WIDTH - _LABEL - 2
 
-#: What ``optimizer`` has at its default, and what the line then need not say.
-_PLAIN = {"nesterov": False, "eps": 0.0, "denominator": "sum-of-norms", "trust_clip": False}
-
 
 def show_opening(
     run: RunContext,
@@ -39,7 +36,6 @@ def show_opening(
     asked: Mapping[str, Any],
     precision: Precision,
     topology: Topology,
-    memory: str,
     notices: Iterable[str],
     changes: Iterable[str],
 ) -> None:
@@ -51,15 +47,14 @@ def show_opening(
         asked: The keys of the recipe before anything was chosen for ``auto``.
         precision: The precision in use.
         topology: The node of each rank.
-        memory: What a step needs, in words; empty if that is not known.
         notices: What is worth a look.
         changes: What has changed in the recipe since the checkpoint was written.
     """
-    lines = opening_lines(run, components, asked, precision.name, topology, memory)
+    lines = opening_lines(run, components, asked, precision.name, topology)
     run.say("\n  ".join(("\n".join(lines), *notices)))
     path = components.resume_from
     if components.start:
-        run.say(components.start.summary)
+        run.say(components.start)
     elif path:
         changed = (f"  {line}" for line in (*changes, *components.changes))
         run.say("\n".join([f"resumed from {path} at step {run.step}", *changed]))
@@ -73,7 +68,6 @@ def opening_lines(
     asked: Mapping[str, Any],
     precision: str,
     topology: Topology,
-    memory: str = "",
 ) -> list[str]:
     """Return the lines that describe what a run will do, from what :func:`show_opening` is given.
 
@@ -93,7 +87,6 @@ def opening_lines(
         "optimizer": _optimizer(run),
         "precision": _precision(run, components, asked, precision),
         "all-reduce": reduced,
-        "memory": memory,
         "run folder": str(run.run_dir),
     }
     return [
@@ -189,34 +182,19 @@ def _steps(run: RunContext) -> str:
 
 
 def _optimizer(run: RunContext) -> str:
-    """The optimizer and its settings, those that are most often changed first."""
+    """The optimizer and its settings that are most often changed; ``recipe.yaml`` has them all."""
     options = run.recipe.optimizer
-    keys = [*entry_of(options.name).keys]
     name, others = optimizer_in_words(run.recipe, run.optimizer)
-    parts = [name]
-    if "momentum" in keys:
-        keys.remove("momentum")
-        parts.append(f"momentum {options.momentum:g}")
     everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
-    parts.append(f"weight decay {options.weight_decay:g}{everywhere}")
-    parts += [others] if others else []
-    if options.clip_grad_norm:
-        parts.append(f"gradients clipped at norm {options.clip_grad_norm:g}")
-    if options.body_lr_scale != 1:
-        parts.append(f"all but the classifier at {options.body_lr_scale:g} times the rate")
-    if options.bias_lr_scale != 1:
-        parts.append(f"biases at {options.bias_lr_scale:g} times the rate")
-    for key in keys:
-        value = getattr(options, key)
-        if _PLAIN.get(key) != value:
-            words = key.replace("_", " ")
-            parts.append(words if value is True else f"{words} {_number(value)}")
-    parts += [f"{key} {_number(value)}" for key, value in options.args.items()]
+    parts = [
+        name,
+        *([f"momentum {options.momentum:g}"] if "momentum" in entry_of(options.name).keys else []),
+        f"weight decay {options.weight_decay:g}{everywhere}",
+        *([others] if others else []),
+        *([f"gradients clipped at norm {clip:g}"] if (clip := options.clip_grad_norm) else []),
+        *(f"{key} {value}" for key, value in options.args.items()),
+    ]
     return folded(parts, _ROOM)
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _precision(

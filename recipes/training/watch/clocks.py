@@ -10,14 +10,12 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ....comm import ranged
-from ....lars import Span
 from ..timeline import Timeline
 
 # --- the parts of a run ---------------------------------------------------------------------
@@ -30,8 +28,6 @@ PHASES = (
     *("input_seconds", "copy_seconds", "forward_seconds", "backward_seconds"),
     *("all_reduce_seconds", "optimizer_seconds"),
 )
-#: Number of the last evaluations and checkpoints, and of the last readings, whose median counts.
-OTHERS, READINGS = 5, 15
 
 
 class RunClock:
@@ -45,7 +41,7 @@ class RunClock:
         now: Returns the present time in seconds, of any origin.
 
     Attributes:
-        lasted: Seconds of the last times of each part that :meth:`during` measured.
+        lasted: Seconds of the last time of each part that :meth:`during` measured.
     """
 
     def __init__(self, before: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
@@ -53,7 +49,7 @@ class RunClock:
         self._spent = {**dict.fromkeys(PARTS, 0.0), "start_up": before}
         self._phases: dict[str, float] = {}
         self._first_wait = 0.0
-        self.lasted: dict[str, deque[float]] = {part: deque(maxlen=OTHERS) for part in PARTS}
+        self.lasted: dict[str, float] = {}
 
     def begin(self, part: str) -> None:
         """Count the time from now on to another of :data:`PARTS`."""
@@ -70,7 +66,7 @@ class RunClock:
             yield
         finally:
             self.begin(before)
-            self.lasted[part].append(self._since - start)
+            self.lasted[part] = self._since - start
 
     def spent(self) -> dict[str, float]:
         """Return the seconds so far by part; their sum is the time since the start."""
@@ -293,51 +289,35 @@ class Phases:
 
 
 class TimeLeft:
-    """Estimates how long a run still takes, up to its last checkpoint.
+    """Estimates how long a run still takes, from its pace since its first reading.
 
     What is left to train is counted in pixels, since a step of a later stage may have another
-    number of images, of another size. A pixel takes the median of the recent readings of this
-    process; the first does not count, as libraries choose kernels and compile in it. Evaluations
-    and checkpoints take the median of the last ones, and no time before the first.
+    number of images, of another size. The pace is that of this process, with its evaluations and
+    checkpoints; what comes before the first reading does not count, as libraries choose kernels and
+    compile in it.
 
     Args:
         timeline: Steps and images of the run.
-        clock: Measures the evaluations and checkpoints.
-        step: Number of steps already made.
         last_step: Step after which the run stops.
-        every: How often each of ``evaluation`` and ``checkpoints`` comes; None: never, or at the
-            end alone.
+        now: Returns the present time in seconds, of any origin.
     """
 
     def __init__(
-        self,
-        timeline: Timeline,
-        clock: RunClock,
-        step: int,
-        last_step: int,
-        every: Mapping[str, Span | None],
+        self, timeline: Timeline, last_step: int, now: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._timeline, self._clock, self._every = timeline, clock, every
-        self._first = self._read = step
-        self._last = last_step
-        self._rates: deque[float] = deque(maxlen=READINGS)
-
-    def read(self, step: int, seconds: float) -> None:
-        """Note a reading at ``step``, and how long the steps since the last one took."""
-        if self._read > self._first:
-            self._rates.append(seconds / (self._pixels(step) - self._pixels(self._read)))
-        self._read = step
+        self._timeline, self._last, self._now = timeline, last_step, now
+        self._first: tuple[float, float] | None = None  # pixels and time of the first reading
 
     def seconds(self, step: int) -> float | None:
-        """Return the time that the run still takes after ``step`` steps; None if not known yet."""
-        if not self._rates:
-            return None
-        left = median(self._rates) * (self._pixels(self._last) - self._pixels(step))
-        for part, every in self._every.items():
-            took = self._clock.lasted[part]
-            if every is not None and took and step < self._last:
-                left += median(took) * (1 + self._timeline.times_due(every, step, self._last - 1))
-        return left
+        """Return the time that the run still takes after ``step`` steps; None if not known yet.
+
+        It is called at each reading.
+        """
+        pixels, now = self._pixels(step), self._now()
+        if self._first is None:
+            self._first = pixels, now
+        made = pixels - self._first[0]
+        return (now - self._first[1]) / made * (self._pixels(self._last) - pixels) if made else None
 
     def _pixels(self, step: int) -> float:
         """Pixels of the images of the first ``step`` steps, along one of two sides squared."""

@@ -8,6 +8,7 @@ do not record wait for those that do while files are written.
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import torch
@@ -51,27 +52,11 @@ class StepProfiler(Callback):
         self._run, self._wanted = run, run.recipe.profile
         assert self._wanted.first_and_last is not None
         first, self._last = self._wanted.first_and_last
-        self._made = run.step
         self._first = max(first, run.step + 1)  # of those that are left to a resumed run
-        if run.step >= first:
-            left = f"steps {self._first}..{self._last} are"
-            run.say(
-                f"profile.steps: of {self._wanted.steps}, "
-                f"{left if run.step < self._last else 'nothing is'} recorded: this run resumes "
-                f"after step {run.step}"
-            )
         self._folder = run.run_dir / FOLDER
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            # No other rank writes before it has trained with this one.
-            if run.job.is_main and run.step < self._last:
-                for old in self._folder.glob("rank-*"):
-                    old.unlink()
-        except OSError as error:
-            raise RecipeError(
-                f"profile.steps: {self._folder} cannot be written: {error.strerror}; "
-                "valid: a run_dir whose folder profile can be, or profile.steps=null"
-            ) from error
+        # No other rank writes before it has trained with this one.
+        if run.job.is_main and self._first <= self._last:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def on_step_begin(self, step: int) -> None:
         if self._profiler:
@@ -81,7 +66,6 @@ class StepProfiler(Callback):
                 self._start()
 
     def on_step_end(self, step: int) -> None:
-        self._made = step
         if step == self._last >= self._first:
             with self._run.untimed():
                 self._report(self._run.job.gather(self._written()))
@@ -90,10 +74,6 @@ class StepProfiler(Callback):
         """Write what was recorded where the run ends before the last of the steps."""
         if self._profiler:
             self._report([self._written()])
-        elif self._made < self._first <= self._last and self._run.job.is_main:
-            self._run.warn(
-                f"profile.steps: the run ended at step {self._made}, before {self._wanted.steps}"
-            )
 
     def _start(self) -> None:
         """Record from here on; it takes long on a GPU."""
@@ -120,11 +100,11 @@ class StepProfiler(Callback):
         if profiler is None:
             return None, ""
         job = self._run.job
-        path, by = (
-            self._folder / f"rank-{job.rank}",
-            "cpu" if job.device.type == "cpu" else "device",
-        )
+        path, by = self._folder / f"rank-{job.rank}", "device"
+        if job.device.type == "cpu":
+            by = "cpu"
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             if job.world_size == 1:  # on several, torch adds the rank itself
                 profiler.add_metadata_json("distributedInfo", '{"rank": 0}')
             profiler.stop()  # waits for the device

@@ -232,18 +232,6 @@ def test_values_that_are_no_finite_numbers_are_none(run_of):
     }
 
 
-def test_steps_that_were_made_again_count_once(tmp_path):
-    write_run(tmp_path / "run", steps=60)
-    _, again = write_run(tmp_path / "again", seed=1, steps=60)
-    repeated = [line for line in again if line["step"] > 30]
-    append(tmp_path / "run", *repeated)
-    found = metrics_of(tmp_path / "run")
-    assert [line["step"] for line in found.train] == [10, 20, 30, 40, 50, 60]
-    assert found.train[3:] == [x for x in repeated if x["split"] == "train"]
-    (note,) = found.notes
-    assert note == "metrics.jsonl: 5 lines were replaced by later lines of the same steps."
-
-
 def test_a_recipe_of_another_version_is_compared_by_its_text_and_a_missing_one_is_told(run_of):
     folders = [run_of("a"), run_of("b"), run_of("c")]
     text = (folders[0] / "recipe.yaml").read_text()

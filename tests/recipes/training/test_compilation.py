@@ -104,51 +104,6 @@ def test_a_device_that_cannot_compile_is_one_warning(compiles, tmp_path, monkeyp
     assert line.endswith("nothing: RuntimeError: Failed to find C compiler.")
 
 
-class Broken(Small):
-    """Breaks the graph once, or twice."""
-
-    second = False
-
-    def forward(self, images):
-        images = images * 2
-        torch._dynamo.graph_break()
-        images = images + 1
-        if self.second:
-            torch._dynamo.graph_break()
-        return super().forward(images)
-
-
-@pytest.mark.parametrize("breaks", [1, 2])
-def test_a_model_that_breaks_the_graph_too_often_is_not_compiled(
-    compiles, tmp_path, monkeypatch, capsys, breaks
-):
-    monkeypatch.setattr(device, "MOST_BREAKS", 1)
-    monkeypatch.setattr(Broken, "second", breaks == 2)
-    build = "largebatch.recipes.training.build.build_model"
-    monkeypatch.setattr(build, lambda recipe, classes: Broken(classes))
-    trainer = small_trainer(tmp_path, "stop_after=1")
-    before = weights(trainer)
-    assert all(torch.isfinite(value).all() for value in before.values())
-    assert before["1.num_batches_tracked"] == 0  # the trial left no trace
-    if breaks == 1:
-        assert trainer.context.recipe.compile == "default"
-        assert warnings_of(capsys) == []
-        return
-    assert trainer.context.recipe.compile is False
-    (line,) = warnings_of(capsys)
-    assert line.endswith("compiles nothing: the model breaks the graph 2 times, more than 1")
-
-
-def test_a_model_that_cannot_be_traced_is_not_compiled(compiles, tmp_path, monkeypatch, capsys):
-    def fails(model):
-        raise TypeError("no tracing")
-
-    monkeypatch.setattr(torch._dynamo, "explain", fails)
-    assert small_trainer(tmp_path).context.recipe.compile is False
-    (line,) = warnings_of(capsys)
-    assert line.endswith("the model cannot be traced: TypeError: no tracing")
-
-
 @pytest.mark.slow("compiles a network at three image sizes")
 def test_each_image_size_has_a_static_graph_in_training_and_one_in_evaluation(compiles, tmp_path):
     keys = ["data.image_size=12", "data.eval_resize=24", "epochs=3", "evaluate_every=1ep"]

@@ -135,18 +135,6 @@ def test_the_last_gamma_of_each_block_is_zero(tmp_path):
     assert len(zero) == len(blocks) >= 2
 
 
-def test_the_two_recipes_for_65536_differ_where_the_card_says(tmp_path):
-    paper, mlperf = load(NAME).recipe, load("resnet50-b65536").recipe
-    assert (paper.precision, mlperf.precision) == ("fp16-master", "bf16")
-    assert (paper.comm.algorithm, mlperf.comm.algorithm) == ("auto", None)
-    assert (paper.label_smoothing, mlperf.label_smoothing) == (0.0, 0.1)
-    assert (paper.micro_batch_size, mlperf.micro_batch_size) == (32, 128)
-    for recipe in (paper, mlperf):
-        assert recipe.model.zero_init_last_norm
-        assert not recipe.optimizer.decay_bias_and_norm
-        assert recipe.data.backend == "auto"  # DALI where it is installed
-
-
 def test_a_given_plan_comes_before_the_nodes(tmp_path):
     plan = Plan((Rule("leader", 2**20), Rule("hierarchical", chunk_bytes=2**20)))
     plan.save(tmp_path / "plan.json")

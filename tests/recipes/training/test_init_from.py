@@ -1,6 +1,5 @@
 """Initial weights from a file: of the same model, and of a shallower one."""
 
-import random
 import shutil
 
 import pytest
@@ -82,7 +81,7 @@ def test_a_warm_start_takes_all_weights_from_timms_files(tmp_path, name, wrap):
     content = wrapped if "conv1.weight" in wrapped else content
     state = model.state_dict()
     assert_same({k: state[k] for k in content}, content)
-    assert start.summary == f"weights from {path}: {len(content)} tensors copied"
+    assert start == f"weights from {path}: {len(content)} tensors copied"
 
 
 def test_half_precision_weights_are_taken_as_fp32(tmp_path):
@@ -103,7 +102,7 @@ def test_a_classifier_for_other_classes_keeps_its_new_weights(file, tmp_path, cl
         path = as_file(headless, tmp_path / "headless.pth")
     fresh = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("fc.")}
     start = start_from(str(path), model, "resnet18")
-    assert start.summary == f"weights from {path}: 126 tensors copied, classifier newly initialized"
+    assert start == f"weights from {path}: 126 tensors copied, classifier newly initialized"
     state = model.state_dict()
     for name, value in torch.load(file).items():
         wanted = fresh.get(name, value)
@@ -117,7 +116,7 @@ def test_alexnets_classifier_is_its_last_layer(tmp_path):
         return build_model(recipe, classes)
 
     path = as_file(alexnet(3).state_dict(), tmp_path / "a.pth")
-    assert start_from(str(path), alexnet(4), "alexnet_bn").summary.endswith(
+    assert start_from(str(path), alexnet(4), "alexnet_bn").endswith(
         ", classifier newly initialized"
     )
 
@@ -153,7 +152,7 @@ def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blo
     large = built(deep[0], seed=2, zero=zero, **deep[1])
     start = start_from(str(path), large, deep[0])
     count = len(small.state_dict())
-    assert start.summary == (
+    assert start == (
         f"weights from {path}: {count} tensors copied, {blocks} new blocks start as identity"
     )
     compare(small, large)
@@ -169,7 +168,7 @@ def test_models_of_full_width_start_as_the_same_function(tmp_path):
     small = stirred(timm.create_model("resnet18", num_classes=10))
     path = as_file(small.state_dict(), tmp_path / "small.pth")
     large = timm.create_model("resnet34", num_classes=10)
-    assert start_from(str(path), large, "resnet34").summary == (
+    assert start_from(str(path), large, "resnet34") == (
         f"weights from {path}: 122 tensors copied, 8 new blocks start as identity"
     )
     compare(small, large)
@@ -247,7 +246,7 @@ class Other:
     [
         (None, "no file or folder "),
         (b"", "cannot be read as weights: EOFError"),
-        (b"PK\x03\x04 no zip", "is damaged: its records cannot be read"),
+        (b"PK\x03\x04 no zip", "cannot be read as weights: RuntimeError"),
         ([1, 2], "cannot be read as weights: AttributeError"),
         ({"epoch": 3, "net": {}}, "its 'epoch' is a int, not a dense tensor"),
         ({"a": Other()}, "cannot be read as weights: RuntimeError: weights_only=True blocked"),
@@ -274,8 +273,8 @@ def test_damaged_files_and_folders_are_refused(file, tmp_path, photos):
     safe = tmp_path / "cut.safetensors"
     save_file({"a": torch.ones(9)}, safe)
     safe.write_bytes(safe.read_bytes()[:30])
-    for path, words in ((cut, "its records cannot be read"), (safe, "cannot be read as weights: ")):
-        with pytest.raises(RecipeError, match=words):
+    for path in (cut, safe):
+        with pytest.raises(RecipeError, match="cannot be read as weights: "):
             start_from(str(path), built(), "X")
     with pytest.raises(RecipeError, match=r"init.from: the folder .* holds no weights; valid: "):
         start_from(str(tmp_path), built(), "X")
@@ -316,27 +315,6 @@ def test_a_damaged_checkpoint_is_refused(run, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_flipped_bit_of_a_weight_file_is_refused_or_harmless(tmp_path):
-    """Beside values and names, a file has padding, whose bits change nothing."""
-    whole = {"weight": torch.randn(40, 30), "bias": torch.randn(30)}
-    path, generator = tmp_path / "weights.pt", random.Random(0)
-    torch.save(whole, path)
-    content, refused = path.read_bytes(), []
-    for _ in range(200):
-        damaged = bytearray(content)
-        place = generator.randrange(8 * len(content))
-        damaged[place // 8] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        try:
-            found = read_weights(path)
-        except RecipeError as error:
-            refused.append(str(error))
-        else:
-            assert_same(found, whole)
-    assert all(text.startswith(f"init.from: {path} ") and "\n" not in text for text in refused)
-    assert len(refused) > 150
-
-
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
@@ -375,14 +353,13 @@ def start_on_ranks(root, folder, run):
     content = torch.load(path)
     content["fc.bias"][0] += rank
     torch.save(content, path)
-    with pytest.raises(RecipeError, match=r"the content of init.from is \w+ on rank 0, \w+ on"):
-        make(root, folder / "run", f"init.from={path}")
-    return trained
+    return trained, weights(make(root, folder / "run", f"init.from={path}"))
 
 
-def test_all_ranks_have_the_same_weights_or_are_refused(photos, run, tmp_path):
-    for trained in run_ranks(2, start_on_ranks, photos, tmp_path, run):
-        assert_same(trained, torch.load(run / "weights.pt"))
+def test_all_ranks_have_the_weights_of_rank_0(photos, run, tmp_path):
+    for found in run_ranks(2, start_on_ranks, photos, tmp_path, run):
+        for trained in found:
+            assert_same(trained, torch.load(run / "weights.pt"))
 
 
 def test_a_damaged_newest_checkpoint_of_a_run_is_passed_over_with_a_line(photos, tmp_path, capsys):

@@ -11,7 +11,6 @@ from largebatch.pipeline import DataError, InputTimes, Output, prepare_folder, s
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.report.picture import write_picture
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.ending import summarise
 from largebatch.recipes.training.folder.metrics import SKIPPED, read_metrics
@@ -176,16 +175,6 @@ def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeyp
     assert hints[0].startswith("shards: files of ")
     assert "training waited for data: an image takes" in output
     assert "suggestion: shards" in output
-
-
-def test_metrics_without_step_waits_give_a_report(photos, tmp_path):
-    train(photos, tmp_path / "run", "epochs=1")
-    path = tmp_path / "run" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        line.pop("step_wait_seconds", None)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert write_picture(tmp_path / "run").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(("logged", "longest"), [((), None), ((3,), 0.4)])

@@ -144,17 +144,6 @@ def on_ranks(root, folder, *keys):
     return trained
 
 
-def test_the_banner_lists_the_stages(photos, tmp_path, capsys):
-    make(photos, tmp_path, *RUN)
-    output = capsys.readouterr().out
-    assert "\n  batch       16 = 4 images x 4 accumulated x 1 rank" in output
-    assert "batch 32 from 1ep, learning rate scaled (linear)" in output
-    assert "\n  steps       11 in " in output
-    assert ", 3.31 per epoch initially\n" in output
-    make(photos, tmp_path, STAGES.replace("linear", "keep"))
-    assert "batch 32 from 1ep, learning rate unchanged; and 1 more\n" in capsys.readouterr().out
-
-
 def test_the_schedule_command_prints_and_draws_the_stages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = ["data.source=synthetic", "data.train_images=53", *BASE, *RUN]

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import TrainingError
-from largebatch.recipes.schema.catalogue import DATA_SETS, entries, promised_as_it_is
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main, train
 from largebatch.recipes.training.callbacks import Callback
@@ -28,7 +27,7 @@ from largebatch.recipes.training.screen.closing import (
     _target,
     ending_facts,
     next_commands,
-    resume_command,
+    resume_commands,
     say,
 )
 from largebatch.recipes.training.trainer import Trainer
@@ -86,11 +85,8 @@ def test_closings(golden, monkeypatch):
         return facts
 
     known = {"step": total, **SUMMARY, "ema_top1": 52.0}
-    promise = "76 % top-1 with {0.train:,} images of {0.classes} classes, on {0.val}"
-    monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: promise.format(about[-1]))
     facts = close("finished, with an average of the weights", "finished", run, known, PHASES)
     hit = {"accuracy": 50.0, "top1": 51.0, "step": 7, "epoch": 1.75, "seconds": 37.0}
-    monkeypatch.setattr(closing, "promised_as_it_is", lambda *about: "")
     assert facts["target"] == hit
     lines = Metrics(tuple(LINES))
     assert _target(60.5, lines) is _target(None, lines) is None
@@ -112,30 +108,6 @@ def test_closings(golden, monkeypatch):
     golden("closing", shown)
 
 
-def test_what_a_recipe_promises_is_shown_where_it_runs_as_it_is():
-    recipe, images = load("digits").recipe, DATA_SETS["data/digits"]
-    text = promised_as_it_is("digits", recipe, images)
-    assert text.startswith("99.4 to 99.7 % top-1 on the 360 held-out images")
-    elsewhere = ["data.path=/elsewhere", "run_dir=x", "precision=bf16", "data.threads=3"]
-    elsewhere += ["data.source=webdataset", "data.backend=torchvision", "data.prefetch=4"]
-    assert promised_as_it_is("digits", load("digits", elsewhere).recipe, images) == text
-    synthetic = ["data.source=synthetic", "data.path=null"]
-    for keys in (
-        *(["epochs=3"], ["optimizer.lr=2"], ["stop_after=1ep"], ["model.name=resnet18"], synthetic),
-        *(["target_accuracy=50"], ["data.image_size=16"], ["data.holdout=100"], ["data.flip=1"]),
-    ):
-        assert promised_as_it_is("digits", load("digits", keys).recipe, images) == "", keys
-    for other in (images._replace(**{field: 9}) for field in images._fields):
-        assert promised_as_it_is("digits", recipe, other) == ""
-    assert promised_as_it_is("my-own", recipe, images) == ""
-
-
-def test_the_data_sets_of_all_recipes_are_known():
-    for entry in entries():
-        data = entry.recipe.data
-        assert DATA_SETS[data.path].train == data.train_images, entry.name
-
-
 def test_the_better_weights_are_exported_in_a_form_that_the_model_has(here):
     run, *_ = prepared("digits", *SYNTHETIC, *BASE)
     done = {"step": 7, "total_steps": 7, "top1": 50.0}
@@ -154,35 +126,9 @@ def test_the_better_weights_are_exported_in_a_form_that_the_model_has(here):
 def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
     run, *_ = prepared("digits", *SYNTHETIC, *BASE, "run_dir=run")
     run = replace(run, run_dir=Path(name))
-    words = shlex.split(resume_command(run))
+    words = shlex.split(*resume_commands(run))
     assert words[:3] == ["largebatch", "train", f"{name}/recipe.yaml"]
     assert load("digits", words[3:-1]).recipe.run_dir == name
-
-
-@pytest.mark.parametrize(
-    ("given", "environment", "found"),
-    [
-        (["--rdzv-endpoint", "node-7:1234"], {}, "node-7:1234"),
-        ([], {"PET_RDZV_ENDPOINT": "node-8:99", "MASTER_ADDR": "other"}, "node-8:99"),
-        (["--nnodes", "2"], {"MASTER_ADDR": "node-9", "MASTER_PORT": "5"}, "node-9:5"),
-    ],
-)
-def test_a_run_on_several_machines_is_resumed_at_the_end_point_that_it_had(
-    monkeypatch, given, environment, found
-):
-    """The options of torchrun, which started this process, are those of a process made here."""
-    program = [sys.executable, "-c", "print(flush=True); input()", *given]
-    for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    run, *_ = prepared("digits", *SYNTHETIC, *BASE)
-    run = replace(run, job=replace(run.job, world_size=16, local_world_size=8))
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
-        launcher.stdout.readline()  # it is that program by now
-        monkeypatch.setattr("largebatch.recipes.launcher._LAUNCHER", launcher.pid)
-        words = shlex.split(resume_command(run))
-    assert words[words.index("--rdzv-endpoint") + 1] == found
 
 
 # --- commands run as they are shown ---------------------------------------------------------

@@ -22,7 +22,6 @@ from largebatch.recipes.training.screen import console as screen
 from largebatch.recipes.training.screen.console import Display
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.training.watch.clocks import RunClock
 from tests.recipes.runs import BASE, make
 
 CPU = torch.device("cpu")
@@ -47,22 +46,21 @@ class Shown:
         if monkeypatch:
             gpu = SimpleNamespace(total_memory=memory) if memory else None
             monkeypatch.setattr(screen, "gpu_of", lambda device: gpu)
-        self.clock = RunClock(now=lambda: self.now)
         self.console = Console(
             file=io.StringIO(), width=width, force_terminal=bar, force_interactive=bar,
             color_system=None, highlight=False, soft_wrap=True, _environ={},
         )  # fmt: skip
-        self.display = Display(True, self.clock, console=self.console)
+        self.display = Display(True, console=self.console, now=lambda: self.now)
         self.said = []
         self.display.say = self.said.append
         self.display.start(imagenet(**where))
 
-    now = 0.0
+    step, now = 0, 0.0
 
-    def passes(self, part, seconds):
-        """Let an evaluation or a checkpoint take some time."""
-        with self.clock.during(part):
-            self.now += seconds
+    def trains(self, step):
+        """Let the time pass that the steps up to this one take."""
+        self.now += READING["seconds"] / 5 * (step - self.step)
+        self.step = step
 
     def bar(self):
         """The bar and what is below it, drawn once."""
@@ -76,12 +74,16 @@ def feed(shown, steps=(5, 10, 15, 20)):
     """Show some readings and evaluations."""
     display = shown.display
     for step in steps:
+        shown.trains(step)
         display.metrics("train", step, step / 19.5, READING)
-    shown.passes("evaluation", 12.34)
+    shown.trains(78)
+    shown.now += 12.34
     display.metrics("val", 78, 4.0, {"loss": 3.5, "top1": 30.25, "seconds": 12.34})
-    shown.passes("checkpoints", 4.0)
+    shown.now += 4.0
+    shown.trains(156)
     values = {"loss": 1.5, "top1": 29.0, "ema_top1": 31.0, "seconds": 12.34}
     display.metrics("val", 156, 8.0, values)
+    shown.trains(160)
     display.metrics("train", 160, 8.2, READING, "rank 5")
 
 

@@ -150,10 +150,9 @@ def test_the_trainer_counts_each_part_where_it_belongs(small, tmp_path, monkeypa
     trainer = training.Trainer.of(load("digits", keys), JOB, quiet=True, callbacks=[Watcher()])
     trainer._clock._now, trainer._clock._since = now, 0.0
     trainer._clock._spent["start_up"] = 0.0  # which has passed in another time
-    save = trainer._checkpoints.save
-    monkeypatch.setattr(
-        trainer._checkpoints, "save", lambda *a, **k: (now.takes(3), save(*a, **k))[1]
-    )
+    kept = trainer._checkpoints
+    save = kept.save
+    monkeypatch.setattr(kept, "save", lambda *a, **k: (now.takes(3), save(*a, **k))[1])
     summary = trainer.run()
     spent = summary["time_spent"]
     took = {"training": 2 * last, "evaluation": 20, "checkpoints": 3, "rest": 0.5 * last}

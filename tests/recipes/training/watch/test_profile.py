@@ -119,17 +119,15 @@ def test_the_ranks_asked_for_record_phases_and_all_reduces(
         assert {bucket[1] for bucket in buckets if bucket} == algorithms
 
 
-def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path, capsys):
+def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path):
     keys = ["checkpoint.every=4", "epochs=3"]
     small_trainer(tmp_path, *keys, "stop_after=4").run()
     assert files(tmp_path) == []  # without the key
     resumed = [*keys, "resume=true", "profile.steps=3..6"]
     small_trainer(tmp_path, *resumed, "stop_after=8").run()
     assert steps_of(tmp_path) == [5, 6]
-    assert "of 3..6, steps 5..6 are recorded" in capsys.readouterr().out
     before = (tmp_path / "profile" / "rank-0.json.gz").read_bytes()
     small_trainer(tmp_path, *resumed).run()
-    assert "of 3..6, nothing is recorded: this run resumes after step 8" in capsys.readouterr().out
     assert (tmp_path / "profile" / "rank-0.json.gz").read_bytes() == before
 
 
@@ -139,7 +137,6 @@ def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path
     assert steps_of(tmp_path / "half") == [2, 3]
     assert "half/profile has the trace" in capsys.readouterr().out
     small_trainer(tmp_path / "none", *keys, "profile.steps=4..6").run()
-    assert "the run ended at step 3, before 4..6" in capsys.readouterr().err
     assert files(tmp_path / "none") == []
     with profile() as other:  # which can begin
         torch.ones(2) + 1
@@ -232,14 +229,10 @@ def test_bad_values_are_refused_by_key(key, message):
         load("digits", [f"profile.{key}"])
 
 
-def test_steps_ranks_and_folders_that_a_run_does_not_have_are_refused(small, tmp_path):
+def test_steps_and_ranks_that_a_run_does_not_have_are_refused(small, tmp_path):
     beyond = r"profile\.steps: 5\.\.9 goes beyond the end of the run, step 8; valid: 1\.\.8"
     with pytest.raises(RecipeError, match=beyond):
         small_trainer(tmp_path / "run", "profile.steps=5..9")
     with pytest.raises(RecipeError, match=r"profile\.ranks: there is no rank 1 among 1; valid: 0"):
         small_trainer(tmp_path / "run", "profile.steps=2", "profile.ranks=[0,1]")
     assert not (tmp_path / "run").exists()
-    trainer = small_trainer(tmp_path, "profile.steps=2")
-    (tmp_path / "profile").write_text("")
-    with pytest.raises(RecipeError, match=r"profile\.steps: .*/profile cannot be written: .*valid"):
-        trainer.run()
