@@ -33,13 +33,26 @@ class Meter:
         self._norms: Tensor | None = None  # sum and number of finite norms
         self._images = self._judged = 0
         self._measures_accuracy = True
+        self._before: tuple[Tensor, int] | None = None  # loss and images at the start of the step
 
-    def begin_step(self, *, measures_accuracy: bool) -> None:
-        """Begin a step of training: from here on accuracy is that of this step, or not measured."""
+    def begin_step(self, *, measures_accuracy: bool, may_drop: bool = False) -> None:
+        """Begin a step of training: from here on accuracy is that of this step, or not measured.
+
+        Args:
+            measures_accuracy: Whether it is measured.
+            may_drop: Whether :meth:`drop_step` may be called.
+        """
+        self._before = (self._loss.clone(), self._images) if may_drop else None
         self._measures_accuracy = measures_accuracy
         if self._judged:
             self._hits.zero_()
             self._judged = 0
+
+    def drop_step(self) -> None:
+        """Forget the batches of the step that has begun."""
+        assert self._before is not None
+        self._loss, self._images = self._before
+        self.begin_step(measures_accuracy=False)
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:

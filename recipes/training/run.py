@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -32,6 +33,7 @@ from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Stopping
 from .watch.clocks import RunClock
 from .watch.failures import watches_of
+from .watch.memory import gpu_of
 from .watch.meters import Readings
 from .watch.noise import NoiseMeter
 
@@ -119,6 +121,12 @@ def start_up(
     job.check_alike(components.facts(loaded.recipe))
     recipe, saved, settings = loaded.recipe, components.saved, components.settings
     loader, timeline, optimizer = components.loader, components.timeline, components.optimizer
+    counter = None
+    if job.is_main and not quiet:
+        with suppress(Exception):  # of any kind: the model may be the user's
+            here = recipe.model_copy(update={"device": job.device.type})
+            classes = len(loader.source.classes)
+            counter = build.memory_counter(here, classes, components.model)
     step: int = saved.get("step", 0)
 
     model = components.model.to(job.device)
@@ -206,8 +214,12 @@ def start_up(
         display.warn(line)
     resolved = recipe.model_dump(mode="json", by_alias=True)
     changed = differences(saved["recipe"], resolved) if saved else []
-    chosen = loaded.recipe.model_dump(), precision, topology
+    memory = counter.estimate(precision.name, timeline.phases, job.world_size) if counter else None
+    needed = memory.in_words(gpu := gpu_of(job.device)) if memory else ""
+    chosen = loaded.recipe.model_dump(), precision, topology, needed
     show_opening(context, components, *chosen, notices, changed)
+    if memory and (warning := memory.too_large(gpu)):
+        display.warn(warning)
     lars: Any = optimizer
     return Run(
         context=context,

@@ -10,7 +10,7 @@ compiled: its own code breaks the graph in torch 2.11.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -82,6 +82,7 @@ class TrainingStep:
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
+        self._kept: list[Tensor] = []
         network, loss_of = ddp or model, training_loss
         if compile_mode is not None:
             model.compile(mode=compile_mode, dynamic=False)  # for evaluation too
@@ -104,7 +105,8 @@ class TrainingStep:
         meter: Meter,
         *,
         waits: bool = False,
-    ) -> None:
+        stops: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Take a step on the next ``accumulation`` micro-batches.
 
         Args:
@@ -112,11 +114,19 @@ class TrainingStep:
             accumulation: Number of micro-batches of the step.
             meter: Is given their losses and logits, and the norm of the gradients.
             waits: Whether to wait for the device, to look whether too many steps were skipped.
+            stops: Is asked between two micro-batches whether to drop the step. On several ranks,
+                its answer must be False.
+
+        Returns:
+            Whether the step was made. One that was dropped has changed nothing but the place in
+            ``batches``.
 
         Raises:
             GradientOverflowError: Too many steps in a row were skipped.
         """
         phases = self.phases
+        if self._ddp is None and accumulation > 1:  # of batch norm, which counts each micro-batch
+            self._keep_buffers()
         with phases.step():
             for place in range(accumulation):
                 with phases(INPUT_WAIT):
@@ -126,6 +136,10 @@ class TrainingStep:
                     phases.backward_returned()
                 with ranged(METERS):
                     meter.add(loss, logits, labels)
+                if place < accumulation - 1 and stops():
+                    self._drop()
+                    meter.drop_step()
+                    return False
             if self._noise is not None:
                 with ranged(METERS):
                     self._noise.gradients_ready()
@@ -138,6 +152,22 @@ class TrainingStep:
                     self.precision.check_skipped()  # it names layers by their gradients
             with phases(OPTIMIZER):
                 self.optimizer.zero_grad(set_to_none=True)
+        return True
+
+    @torch.no_grad()
+    def _keep_buffers(self) -> None:
+        """Keep the buffers of before a step, in one copy into the same memory at each."""
+        if not self._kept:
+            self._kept = [torch.empty_like(buffer) for buffer in self.model.buffers()]
+        if self._kept:
+            torch._foreach_copy_(self._kept, [*self.model.buffers()])
+
+    @torch.no_grad()
+    def _drop(self) -> None:
+        """Drop the gradients of a step, and give the model the buffers that it had before."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._kept:
+            torch._foreach_copy_([*self.model.buffers()], self._kept)
 
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int

@@ -100,6 +100,11 @@ class Stopping:
         """Whether the run stops."""
         return bool(self.signal or self.by_callback)
 
+    @property
+    def drops_steps(self) -> bool:
+        """Whether a step that has begun may be dropped: not where others make it."""
+        return self._agreement is None
+
     def note(self, number: int) -> None:
         """Note that this rank has received a signal."""
         self.received = number
@@ -108,14 +113,21 @@ class Stopping:
         """Note that a callback of this rank asks to stop."""
         self.reason = reason
 
-    def after_step(self) -> None:
-        """Decide at the end of a step; a collective, which waits for no other rank."""
+    def in_step(self) -> bool:
+        """Say at once that a signal has come; whether to drop the step that is being made."""
         if self.received and not self._has_warned:
             self._has_warned = True
             self._warn(
                 f"{signal.Signals(self.received).name}: the run stops with a checkpoint; the same "
                 "signal once more ends it without one"
             )
+        if self.received and self.drops_steps:
+            self.signal = self.received
+        return bool(self.signal)
+
+    def after_step(self) -> None:
+        """Decide at the end of a step; a collective, which waits for no other rank."""
+        self.in_step()
         number = 1 + self.received if self.received else int(bool(self.reason))
         if self._agreement:
             number = self._agreement.tell(number)

@@ -136,6 +136,8 @@ class Trainer:
             while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)
+                if stopping:
+                    break
                 readings.step_end()
                 self.step += 1
                 if self.ema and self._due(recipe.ema.every):
@@ -174,13 +176,23 @@ class Trainer:
         torch.manual_seed(place % 2**63)
         step = self.step + 1
         reads = self._may_read(step)
-        meter.begin_step(measures_accuracy=reads)
+        meter.begin_step(measures_accuracy=reads, may_drop=self._stopping.drops_steps)
         if self._built.noise:
             self._built.noise.begin_step(step, self.loader.micro_batch_size)
         try:
-            self._take_step(batches, self.loader.accumulation, meter, waits=reads)
+            is_made = self._take_step(
+                batches,
+                self.loader.accumulation,
+                meter,
+                waits=reads,
+                stops=self._stopping.in_step,
+            )
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
             raise self._diverged(str(error), step) from error
+        if not is_made:  # the loader goes back to where the step began
+            start = {"position": self.timeline.position(self.step)}
+            self.loader.load_state_dict({**self.loader.state_dict(), **start})
+            return
         if self._built.trust_ratios:
             self._built.trust_ratios.record()
         self.scheduler.step()

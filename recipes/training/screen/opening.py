@@ -1,4 +1,4 @@
-"""What a run shows when it starts: at most 11 lines, each with a label, and what it begins with.
+"""What a run shows when it starts: at most 12 lines, each with a label, and what it begins with.
 
 The lines name what was chosen for the user where the recipe says ``auto``: precision, compilation,
 the back end that decodes, the all-reduce. What counts apart are notices, the checkpoint that a run
@@ -36,6 +36,7 @@ def show_opening(
     asked: Mapping[str, Any],
     precision: Precision,
     topology: Topology,
+    memory: str,
     notices: Iterable[str],
     changes: Iterable[str],
 ) -> None:
@@ -47,10 +48,11 @@ def show_opening(
         asked: The keys of the recipe before anything was chosen for ``auto``.
         precision: The precision in use.
         topology: The node of each rank.
+        memory: What a step needs, in words; empty if that is not known.
         notices: What is worth a look.
         changes: What has changed in the recipe since the checkpoint was written.
     """
-    lines = opening_lines(run, components, asked, precision.name, topology)
+    lines = opening_lines(run, components, asked, precision.name, topology, memory)
     run.say("\n  ".join(("\n".join(lines), *notices)))
     path = components.resume_from
     if components.start:
@@ -68,6 +70,7 @@ def opening_lines(
     asked: Mapping[str, Any],
     precision: str,
     topology: Topology,
+    memory: str = "",
 ) -> list[str]:
     """Return the lines that describe what a run will do, from what :func:`show_opening` is given.
 
@@ -87,6 +90,7 @@ def opening_lines(
         "optimizer": _optimizer(run),
         "precision": _precision(run, components, asked, precision),
         "all-reduce": reduced,
+        "memory": memory,
         "run folder": str(run.run_dir),
     }
     return [

@@ -13,8 +13,11 @@ modules that call themselves.
 from __future__ import annotations
 
 import copy
+import io
+import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -28,7 +31,9 @@ from torch.utils._pytree import tree_leaves
 
 from ....amp import MasterWeights, Precision
 from ....lars import LARS
+from ....pipeline import Phase
 from ...errors import RecipeError
+from ...words import decimal_size
 from ..step import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
@@ -77,6 +82,26 @@ class Memory:
     activations: int
     temporary: int
     peak: int
+
+    def in_words(self, gpu: Any) -> str:
+        """Say what a step needs, beside what there is: ``about 11.2 GB of tensors on each rank``.
+
+        Args:
+            gpu: Of :func:`gpu_of`.
+        """
+        about = "more than" if self.state is None else "about"
+        there = f", of {decimal_size(gpu.total_memory)} on the {gpu.name}" if gpu else ""
+        return f"{about} {decimal_size(self.peak)} of tensors on each rank{there}"
+
+    def too_large(self, gpu: Any) -> str:
+        """A warning, in one line, if a step needs more memory than the GPU has; else empty."""
+        if gpu is None or self.peak <= gpu.total_memory:
+            return ""
+        return (
+            f"micro_batch_size: {self.micro_batch_size} images need about "
+            f"{decimal_size(self.peak)}, and {gpu.name} has {decimal_size(gpu.total_memory)}; "
+            "valid: fewer images, of which more are accumulated, in the same global batch"
+        )
 
 
 class MemoryCounter:
@@ -148,6 +173,21 @@ class MemoryCounter:
             temporary=alone.temporary if update > peak else apart - left,
             peak=alone.peak + buckets + max(peak, update),
         )
+
+    def estimate(self, precision: str, phases: Sequence[Phase], ranks: int) -> Memory | None:
+        """Count the step of the phase with the most pixels in a micro-batch, whatever the model is.
+
+        None if it cannot be counted; nothing that the model prints or warns of is shown.
+        """
+        most = max(phases, key=lambda one: one.micro_batch_size * one.image_size**2)
+        sizes, unsaid = (most.micro_batch_size, most.image_size), io.StringIO()
+        try:
+            with warnings.catch_warnings(), redirect_stdout(unsaid), redirect_stderr(unsaid):
+                warnings.simplefilter("ignore")
+                accumulation = most.accumulation(ranks)
+                return self.count(precision, *sizes, ranks=ranks, accumulation=accumulation)
+        except Exception:  # of any kind: it is not worth a run
+            return None
 
     def gradient_bytes(self, precision: str) -> int:
         """Bytes of all gradients, as DDP reduces them."""
