@@ -14,7 +14,7 @@ def small(photos):
 
 
 @pytest.mark.slow("trains eight short runs")
-def test_a_search_ends_with_a_table_a_picture_and_a_recipe(photos, tmp_path):
+def test_a_search_ends_with_a_picture_and_a_recipe(photos, tmp_path):
     """With real runs."""
     options = ["--runs", 8, "--out", tmp_path / "study"]
     result = run("tune", "lr", *small(photos), *options)
@@ -22,8 +22,8 @@ def test_a_search_ends_with_a_table_a_picture_and_a_recipe(photos, tmp_path):
     assert result.stderr.splitlines()[0].endswith("8 fit into 8 runs")
     assert result.stderr.count(" trial ") >= 8
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("digits: accuracy on 13 held-out training images")
-    assert sum(line.split()[-1:] == ["best"] for line in lines) == 1
+    assert lines[0].startswith("digits: 8 trials, ")
+    assert lines[1].startswith("best: learning rate ")
     assert lines[-1] == f"train it: largebatch train {tmp_path / 'study' / 'recipe.yaml'}"
     for name in ("trials.png", "trials.json", "recipe.yaml"):
         assert str(tmp_path / "study" / name) in lines
@@ -31,9 +31,6 @@ def test_a_search_ends_with_a_table_a_picture_and_a_recipe(photos, tmp_path):
     tuned = load(str(tmp_path / "study" / "recipe.yaml")).recipe
     assert (tuned.optimizer.lr, tuned.epochs) == (best["lr"], 1)
     assert tuned.data.holdout is None
-    again = run("tune", "lr", *small(photos), *options, "--json")
-    assert again.exit_code == 0
-    assert json.loads(again.stdout)["best"] == best
 
 
 @pytest.mark.slow("starts torchrun")
@@ -55,7 +52,6 @@ def test_ranks_train_each_trial_together(photos, tmp_path):
         (["--lr", "2..1"], "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"),
         (["--lr", "2"], "--lr: '2' is not a range; valid: LOW..HIGH, such as 0.1..10"),
         (["--lr", "a..b"], "--lr: 'a..b' is not a range; valid: LOW..HIGH, such as 0.1..10"),
-        (["--also", "gamma"], "--also: "),
         (["--runs", "1", "--minutes", "1"], "--runs: not with --minutes; valid: one of them"),
         (["--runs", "5"], "--runs: 5 is too little: the shortest trial takes about 1 runs, and"),
     ],
