@@ -46,7 +46,8 @@ class FakeRuns:
         timed = Path(run_dir).name == "timed"
         if not timed:
             self.made.append(recipe)
-        (Path(run_dir) / "checkpoints").mkdir(parents=True)
+        if job.is_main:
+            (Path(run_dir) / "checkpoints").mkdir(parents=True)
         began, readings, status = self.now, [], "finished"
         self.now += self.start + self.imports
         self.imports = 0.0
@@ -65,10 +66,13 @@ class FakeRuns:
         chosen = "bf16" if recipe.precision == "auto" else recipe.precision
         step = recipe.epochs / EVALUATIONS  # of the run that is timed: one of its "steps"
         seconds = self.now - began
-        return Outcome(status, tuple(readings), (), readings[-1].epoch, seconds, step, 0.0, chosen)
+        outcome = Outcome(
+            status, tuple(readings), (), readings[-1].epoch, seconds, step, 0.0, chosen
+        )
+        return job.gather(outcome)[0]  # rank 0 alone has the watch
 
 
-def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, **options):
+def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, job=JOB, **options):
     """Search on the photos, with computed runs; return what was found and the runs."""
     fakes = fakes or FakeRuns()
     here = [*BASE, "epochs=40", f"data.path={photos}", "data.holdout=13", *overrides]
@@ -76,5 +80,5 @@ def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, **option
         options.setdefault("runs", 8.0)
     clock = SimpleNamespace(monotonic=lambda: fakes.now)
     with mock.patch.object(module, "measure", fakes), mock.patch.object(module, "time", clock):
-        found = search(recipe, here, JOB, Path(out), say=say or (lambda _: None), **options)
+        found = search(recipe, here, job, Path(out), say=say or (lambda _: None), **options)
     return found, fakes

@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.lock import locked
 from largebatch.recipes.tune.learning_rate import report
 from largebatch.recipes.tune.learning_rate.study import JOURNAL
-from tests.ranks import CONTEXT
+from tests.ranks import CONTEXT, run_ranks
 from tests.recipes.tune.learning_rate.fakes import FakeRuns, run
 
 
@@ -67,6 +68,23 @@ def test_the_mean_of_two_seeds_decides(photos, tmp_path):
     assert f"two seeds of the best: {first.top1:.2f} % and {second.top1:.2f} %" in report.summary(
         found
     )
+
+
+def search_on_a_rank(photos, out):
+    import torch
+    import torch.distributed as dist
+
+    lines, job = [], Job(dist.get_rank(), 2, 2, torch.device("cpu"))
+    found, fakes = run(photos, out, "optimizer.lr=40", job=job, runs=16.0, say=lines.append)
+    return found, [r.optimizer.lr for r in fakes.made], lines
+
+
+def test_ranks_make_the_same_trials_and_one_of_them_speaks(photos, tmp_path):
+    (first, made, lines), (second, same, none) = run_ranks(2, search_on_a_rank, photos, tmp_path)
+    assert (first, made) == (second, same)
+    assert len(lines) == 1 + len(made)
+    assert none == []
+    assert "pruned" in states(first)  # which rank 0 alone decides
 
 
 def test_the_precision_of_auto_is_chosen_once(photos, tmp_path):
