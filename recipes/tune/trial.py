@@ -28,9 +28,10 @@ HELD_OUT = 0.1
 
 #: Overrides under which a run writes nothing but its metrics and a last checkpoint, and does not
 #: stop before its end.
-_PLAIN = (
+PLAIN = (
     *("checkpoint.every=null", "target_accuracy=null", "trust_ratios_every=null"),
-    *("track=[]", "callbacks=[]", "mlperf.log=null"),
+    *("gradient_noise_every=null", "ema.decay=null", "track=[]", "callbacks=[]"),
+    "mlperf.log=null",
 )
 
 
@@ -108,7 +109,7 @@ def measure(
         SystemExit: The process was told to end by a signal.
     """
     start = time.monotonic()
-    loaded = load(recipe, [*overrides, *_PLAIN, override("run_dir", str(run_dir))])
+    loaded = load(recipe, [*overrides, *PLAIN, override("run_dir", str(run_dir))])
     recorder = _Recorder(watch)
     status: Literal["finished", "stopped", "diverged"] = "finished"
     trainer = Trainer.of(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)

@@ -19,10 +19,10 @@ from scipy.stats import entropy
 from ....lars import Span
 from ....pipeline import without_secrets
 from ...errors import RecipeError
-from ...schema.load import RECIPE, Loaded, dump, load, override
+from ...schema.load import RECIPE, Loaded, dump, override
 from ...schema.lr_scaling import RULES
 from ...schema.recipe import Recipe
-from ...schema.sections import Ema, Resume
+from ...schema.sections import Resume
 from ...training.data import build_sources
 from ..trial import held_out
 
@@ -74,16 +74,10 @@ class Base:
             update={
                 **_relative_lengths(recipe, images),
                 "data": recipe.data.model_copy(update={"holdout": number}),
-                "ema": Ema(),
                 "log_every": Span(0.02, "dur"),
                 "evaluate_every": Span(1.0, "dur"),
                 "resume": Resume(),
-                # A run writes nothing but its metrics.
-                **dict.fromkeys(("run_dir", "trust_ratios_every", "gradient_noise_every")),
-                **dict.fromkeys(("track", "callbacks"), ()),
-                "target_accuracy": None,
-                "checkpoint": recipe.checkpoint.model_copy(update={"every": None}),
-                "mlperf": recipe.mlperf.model_copy(update={"log": None}),
+                "run_dir": None,
             }
         )
         rule = rule or ("linear" if recipe.optimizer.name == "sgd" else "sqrt")
@@ -158,11 +152,6 @@ class Base:
             raise RecipeError(
                 f"--out: cannot write into {self.out}: {error.strerror}; valid: a folder"
             ) from None
-
-    def earlier_length(self) -> float | None:
-        """Length of the target run, in epochs, of an estimate that has begun in the folder."""
-        begun = any(self.out.glob("batch-*"))
-        return load(str(self.out / RECIPE)).recipe.epochs if begun else None
 
     def overrides(self, batch_size: int, epochs: float, seed: int) -> list[str]:
         """Overrides of the written recipe that make it a run."""

@@ -216,7 +216,6 @@ class _Search:
             *self._base,
             *trial_overrides(self._full, self._timeline, settings, share),
             f"evaluate_every={EVALUATE_EVERY}dur",
-            "gradient_noise_every=null",  # which may be longer than a trial
             *self._precision,
         ]
 
