@@ -24,7 +24,8 @@ from ...schema.lr_scaling import RULES
 from ...schema.recipe import Recipe
 from ...schema.sections import Resume
 from ...training.data import build_sources
-from ..trial import held_out
+from ...training.timeline import timeline_of
+from ..trial import held_out, relative_lengths
 
 #: Updates of the largest batch in a run, at least: with fewer, its loss does not follow the law.
 FEWEST_UPDATES = 20
@@ -72,7 +73,7 @@ class Base:
         _check(recipe, world_size)
         own = recipe.model_copy(
             update={
-                **_relative_lengths(recipe, images),
+                **relative_lengths(recipe, timeline_of(recipe, images)),
                 "data": recipe.data.model_copy(update={"holdout": number}),
                 "log_every": Span(0.02, "dur"),
                 "evaluate_every": Span(1.0, "dur"),
@@ -212,35 +213,3 @@ def label_entropy(smoothing: float, classes: int) -> float:
     """Entropy of a label after smoothing: the lowest cross-entropy that a prediction can have."""
     rest = smoothing / classes
     return float(entropy([1 - smoothing + rest, *[rest] * (classes - 1)]))
-
-
-def _relative_lengths(recipe: Recipe, images: int) -> dict[str, Any]:
-    """The keys of a recipe that hold lengths, as fractions of its run.
-
-    Raises:
-        RecipeError: A length is longer than the run.
-    """
-    steps = recipe.epochs * images / recipe.batch_size
-    of_run = {"dur": 1.0, "ep": recipe.epochs, "": steps}
-
-    def part(key: str, span: Span) -> Span:
-        found = span.value / of_run[span.unit]
-        if found > 1 + 1e-9:
-            raise RecipeError(
-                f"{key}: {span} is longer than the run, {recipe.epochs:g} epochs, so that it has "
-                "no place in a shorter one; valid: a length within the run"
-            )
-        return Span(min(found, 1.0), "dur")
-
-    own = recipe.schedule
-    milestones = tuple(part("schedule.milestones", span) for span in own.milestones)
-    schedule = {
-        "warmup": part("schedule.warmup", own.warmup),
-        "decay": own.decay and part("schedule.decay", own.decay),
-        "milestones": milestones,
-    }
-    stages = tuple(
-        stage.model_copy(update={"from_": part(f"stages.{index}.from", stage.from_)})
-        for index, stage in enumerate(recipe.stages)
-    )
-    return {"schedule": own.model_copy(update=schedule), "stages": stages}

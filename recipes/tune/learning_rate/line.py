@@ -62,4 +62,5 @@ def best_place(results: Results) -> int:
 def _mean_at(results: Results, place: int) -> Score:
     """The mean result of the seeds at a place."""
     own = [score for (at, _), score in results.items() if at == place]
-    return sum(s[0] for s in own) / len(own), sum(s[1] for s in own) / len(own)
+    top1, loss = (sum(values) / len(own) for values in zip(*own, strict=True))
+    return round(top1, 6), loss  # equal numbers of images are equal

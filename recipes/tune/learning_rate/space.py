@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from optuna.distributions import FloatDistribution
 
-from ....lars import Span
 from ...errors import RecipeError
 from ...schema.recipe import Recipe
 from ...training.timeline import Timeline
+from ..trial import LENGTHS, of_run, relative_lengths, share_of
 
 
 class Settings(NamedTuple):
@@ -67,7 +67,7 @@ def space_of(recipe: Recipe, timeline: Timeline, lr: tuple[float, float] | None)
     ends = schedule.milestones[:1]
     if schedule.decay is not None and schedule.decay_from == "start":
         ends = (schedule.decay,)
-    longest = min([longest, *(0.9 * _share(span, recipe, timeline) for span in ends)])
+    longest = min([longest, *(0.9 * share_of(span, recipe, timeline) for span in ends)])
     return {
         "lr": FloatDistribution(*lr, log=True),
         "warmup": FloatDistribution(0.0, math.floor(1000 * longest) / 1000),
@@ -108,46 +108,21 @@ def trial_overrides(
         settings: The trial's values.
         share: Length of the trial over that of the recipe.
     """
-    schedule = recipe.schedule
-    found = [f"optimizer.lr={settings.lr!r}", f"schedule.warmup={_of_run(settings.warmup)}"]
+    schedule, found = recipe.schedule, []
+    if share != 1:
+        whole = recipe.model_copy(update=relative_lengths(recipe, timeline))
+        lengths = whole.model_dump(mode="json", by_alias=True, include={*LENGTHS})
+        found = [f"{key}={json.dumps(value)}" for key, value in lengths.items()]
+        found.append(f"epochs={recipe.epochs * share!r}")
+    found += [f"optimizer.lr={settings.lr!r}", f"schedule.warmup={of_run(settings.warmup)}"]
     if schedule.decay is not None and schedule.decay_from == "warmup":
         # The decay ends at the same place of the run, whatever the warm-up.
-        rise = timeline.steps(schedule.warmup)
-        end = timeline.epoch(rise + timeline.steps(schedule.decay, after=rise)) / recipe.epochs
-        found.append(f"schedule.decay={_of_run(max(end - settings.warmup, 1e-3))}")
-    if share == 1:
-        return found
-
-    def scaled(span: Span) -> str:
-        return _of_run(_share(span, recipe, timeline))
-
-    found.append(f"epochs={recipe.epochs * share!r}")
-    if schedule.decay is not None and schedule.decay_from == "start":
-        found.append(f"schedule.decay={scaled(schedule.decay)}")
-    if schedule.milestones:
-        found.append(f"schedule.milestones={json.dumps([scaled(m) for m in schedule.milestones])}")
-    if recipe.stages:
-        stages = [
-            {**stage.model_dump(mode="json", exclude={"from_"}, exclude_none=True),
-             "from": scaled(stage.from_)}
-            for stage in recipe.stages
-        ]  # fmt: skip
-        found.append(f"stages={json.dumps(stages)}")
-    if recipe.stop_after is not None:
-        found.append(f"stop_after={scaled(recipe.stop_after)}")
+        end = sum(share_of(s, recipe, timeline) for s in (schedule.warmup, schedule.decay))
+        found.append(f"schedule.decay={of_run(max(end - settings.warmup, 1e-3))}")
     return found
 
 
 def _own_warmup(recipe: Recipe, timeline: Timeline) -> float:
     """The recipe's warm-up as a share of the run; one that is longer than the run is cut."""
-    share = _share(recipe.schedule.warmup, recipe, timeline)
+    share = share_of(recipe.schedule.warmup, recipe, timeline)
     return round(share, 3) if share < 1 else LONGEST_WARMUP
-
-
-def _share(span: Span, recipe: Recipe, timeline: Timeline) -> float:
-    """A length from the start of the run as a share of the run."""
-    return timeline.epoch(timeline.steps(span)) / recipe.epochs
-
-
-def _of_run(share: float) -> str:
-    return str(Span(min(round(share, 6), 1.0), "dur"))

@@ -56,3 +56,15 @@ def test_the_mean_of_two_seeds_decides_between_the_best_two():
     assert best_place(results) == 0
     assert best_place({**results, (0, 1): (85.0, -1.0)}) == 0  # the second one has no other yet
     assert best_place({**results, (0, 1): (85.0, -1.0), (1, 1): (88.0, -1.0)}) == 1
+
+
+@given(st.integers(0, 54), st.integers(0, 54), st.integers(0, 54))
+def test_of_places_with_equally_many_right_images_the_lower_loss_is_the_best(one, other, moved):
+    """Of 54 images, however they are spread over two seeds."""
+    moved = min(moved, 54 - one, other)
+    results = {(0, 0): (100 * one / 54, -1.0), (0, 1): (100 * other / 54, -1.0)}
+    results |= {
+        (1, 0): (100 * (one + moved) / 54, -0.9),
+        (1, 1): (100 * (other - moved) / 54, -0.9),
+    }
+    assert best_place(results) == 1
