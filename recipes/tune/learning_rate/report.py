@@ -27,7 +27,8 @@ PICTURE, NUMBERS, RECIPE = "trials.png", "trials.json", "recipe.yaml"
 
 def describe(trial: Tried) -> str:
     """One line about a trial that has ended."""
-    result = f", {trial.top1:.2f} % top-1, loss {trial.loss or math.nan:.4f}" if trial.top1 else ""
+    result = "" if trial.top1 is None else f", {trial.top1:.2f} % top-1"
+    result += "" if trial.loss is None else f", loss {trial.loss:.4f}"
     return (
         f"{trial.stage} trial {trial.number}: learning rate {trial.lr:g}, warm-up "
         f"{trial.warmup:.1%} of the run{', second seed' * trial.seed}: {trial.state}{result}, "
