@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -29,8 +28,8 @@ def critical_batch(
         typer.Option(
             min=1e-9,
             help="Length of the run whose loss is the target, with the smallest of the batches, in "
-            "epochs; default: the recipe's, or as long as the time allows. A longer run has a "
-            "larger critical batch: an estimate by short runs is on the safe side.",
+            "epochs; default: the recipe's. All runs together take 10 to 20 times that. A longer "
+            "run has a larger critical batch: an estimate by short runs is on the safe side.",
         ),
     ] = None,
     rule: Annotated[
@@ -55,9 +54,6 @@ def critical_batch(
             "critical-batch/RECIPE.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON in place of a table.")
-    ] = False,
 ) -> None:
     """Estimate how many epochs a larger batch needs.
 
@@ -67,7 +63,7 @@ def critical_batch(
     predicted. Each run keeps its folder: the same command continues.
 
     \b
-      largebatch critical-batch digits --batches 64,128,256 --minutes 10
+      largebatch critical-batch digits --batches 32,64,128 --epochs 6
 
     On several machines, run this on each of them:
 
@@ -96,7 +92,7 @@ def critical_batch(
     if "RANK" not in os.environ and nproc > 1:
         given = (("--batches", batches), ("--epochs", epochs), ("--rule", rule), ("--out", out))
         options = [str(v) for name, value in given if value is not None for v in (name, value)]
-        options += ["--minutes", str(minutes), *["--json"] * as_json]
+        options += ["--minutes", str(minutes)]
         torchrun(nproc, "largebatch.recipes.critical_batch", [recipe, *(overrides or ()), *options])
         return
     is_main = os.environ.get("RANK", "0") == "0"
@@ -110,13 +106,10 @@ def critical_batch(
                 epochs=epochs,
                 rule=rule,
                 minutes=minutes,
-                say=lambda line: typer.echo(line, err=as_json),
+                say=lambda line: typer.echo(line, err=True),
             )
         if is_main:
             written = report.write(found, folder)
-            if as_json:
-                print(json.dumps(report.as_json(found), indent=2))
-                return
             report.print_summary(found)
             for path in written:
                 print(path)

@@ -14,9 +14,9 @@ def tune_precision(
     recipe: RecipeName,
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of updates to watch.")] = 20,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for underflow.png and underflow.json.")
-    ] = Path("underflow"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture.")] = Path(
+        "underflow"
+    ),
 ) -> None:
     """Find the loss scale that FP16 needs.
 
@@ -30,7 +30,6 @@ def tune_precision(
     with exit_on_user_error():
         precision.make_folder(out)
         found = precision.tune_precision(recipe, overrides or [], steps)
-        written = precision.write(found, out)
+        picture = precision.draw(found, out)
     precision.print_summary(found)
-    for path in written:
-        print(path)
+    print(picture)

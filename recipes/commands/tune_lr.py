@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +22,6 @@ def tune_lr(
             help="Range of the peak learning rate; default: a 30th of the recipe's to 30 times it.",
         ),
     ] = None,
-    also: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Vary these too: power, momentum, weight_decay, trust_coefficient.",
-        ),
-    ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Time that the search may take; default: 30.")
     ] = None,
@@ -39,7 +31,6 @@ def tune_lr(
             help="Instead of --minutes, a budget in runs of the recipe, whatever time these take."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the settings that are tried.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the study; default: tuning/RECIPE."),
@@ -50,9 +41,6 @@ def tune_lr(
             min=1, help="Number of processes to start here, one per GPU, that train each trial."
         ),
     ] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON in place of a table.")
-    ] = False,
 ) -> None:
     """Search for a recipe's peak learning rate and warm-up.
 
@@ -65,7 +53,7 @@ def tune_lr(
     \b
       largebatch tune lr digits --minutes 10
       largebatch tune lr digits batch_size=512 --minutes 20 --nproc 2
-      largebatch tune lr cifar10-b256 --also weight_decay --runs 10
+      largebatch tune lr cifar10-b256 --lr 0.1..10 --runs 10
 
     Writes recipe.yaml, which extends the recipe, trials.json, trials.png and Optuna's journal.log
     into tuning/RECIPE. The recipe is the best so far after each trial, and whatever ends the
@@ -99,39 +87,26 @@ def tune_lr(
         with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
             from ..ranks import joined
             from ..tune.learning_rate import report
-            from ..tune.learning_rate.search import Options, search
+            from ..tune.learning_rate.search import search
 
-            options = Options(
-                lr=span,
-                also=tuple(dict.fromkeys((also or "").replace(",", " ").split())),
-                minutes=30.0 if minutes is None else minutes,
-                runs=runs,
-                seed=seed,
-            )
             with joined(loaded.recipe) as job:
-                found = search(recipe, values, job, folder, options, say=_say)
+                found = search(
+                    *(recipe, values, job, folder),
+                    lr=span,
+                    minutes=30.0 if minutes is None else minutes,
+                    runs=runs,
+                    say=_say,
+                )
             if not job.is_main:
                 return
             written = [report.draw(found), *report.write(found)]
-            if as_json:
-                print(json.dumps(report.numbers(found), indent=1))
-                return
-            report.print_summary(found)
-            for path in written:
-                print(path)
             processes = f" --nproc {job.world_size}" if job.world_size > 1 else ""
+            print(*report.summary(found), *written, sep="\n")
             print(f"train it: largebatch train {folder / report.RECIPE}{processes}")
         return
-    given = (
-        *(("--lr", lr), ("--also", also), ("--minutes", minutes), ("--runs", runs)),
-        *(("--seed", seed), ("--out", folder)),
-    )
-    options_given = [str(v) for name, value in given if value is not None for v in (name, value)]
-    torchrun(
-        nproc,
-        "largebatch.recipes.tune_lr",
-        [recipe, *values, *options_given, *["--json"] * as_json],
-    )
+    given = (("--lr", lr), ("--minutes", minutes), ("--runs", runs), ("--out", folder))
+    options = [str(v) for name, value in given if value is not None for v in (name, value)]
+    torchrun(nproc, "largebatch.recipes.tune_lr", [recipe, *values, *options])
 
 
 def _say(line: str) -> None:

@@ -6,12 +6,10 @@ of the gradients in a real run.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,7 +18,6 @@ from rich.table import Table
 from ...amp import (
     INITIAL_LOSS_SCALE,
     LOSS_SCALE_HEADROOM,
-    LayerUnderflow,
     UnderflowReport,
     underflow_report,
 )
@@ -31,7 +28,7 @@ from ..schema.recipe import Recipe
 from ..training.folder import checkpoint
 from ..training.trainer import Trainer
 
-PICTURE, NUMBERS = "underflow.png", "underflow.json"
+PICTURE = "underflow.png"
 
 
 @dataclass(frozen=True)
@@ -49,30 +46,6 @@ class PrecisionTuning:
     report: UnderflowReport
     present: float
     dynamic: bool
-
-    def row(self, layer: LayerUnderflow) -> dict[str, float | str]:
-        """Return the fractions of a layer's values, from 0 to 1, with the layer's name first."""
-        return {
-            "layer": layer.name,
-            "gradients_flushed_unscaled": layer.gradients_flushed(1.0),
-            "gradients_flushed_at_present_scale": layer.gradients_flushed(self.present),
-            "gradients_flushed_at_best_scale": layer.gradients_flushed(self.report.best_loss_scale),
-            "updates_flushed": layer.updates_flushed,
-            "updates_lost": layer.updates_lost,
-        }
-
-    def numbers(self) -> dict[str, Any]:
-        """Return all results as JSON data."""
-        return {
-            "recipe": self.name,
-            "steps": self.report.steps,
-            "largest_gradient": self.report.largest_gradient,
-            "present_loss_scale": self.present,
-            "best_loss_scale": self.report.best_loss_scale,
-            "largest_loss_scale": self.report.largest_loss_scale,
-            "total": self.row(self.report.total),
-            "layers": [self.row(layer) for layer in self.report.layers],
-        }
 
 
 def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> PrecisionTuning:
@@ -138,10 +111,12 @@ def print_summary(tuning: PrecisionTuning) -> None:
     for column in ("gradients flushed\nunscaled", *scaled, *updates):
         table.add_column(column, justify="right")
     for layer in (*report.layers, report.total):
-        name, *shares = tuning.row(layer).values()
+        scales = (1.0, tuning.present, best)
+        shares = [layer.gradients_flushed(scale) for scale in scales]
+        shares += [layer.updates_flushed, layer.updates_lost]
         if layer.name == report.total.name:
             table.add_section()
-        table.add_row(str(name), *(f"{share:.2%}" for share in shares))
+        table.add_row(layer.name, *(f"{share:.2%}" for share in shares))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120
@@ -174,15 +149,12 @@ def make_folder(out: Path) -> None:
         raise RecipeError(f"--out: cannot write into {out}: {error.strerror}") from None
 
 
-def write(tuning: PrecisionTuning, out: Path) -> list[Path]:
-    """Write the results and the figure into a folder; return their paths."""
-    (out / NUMBERS).write_text(json.dumps(tuning.numbers(), indent=2) + "\n")
-    _draw(tuning, out / PICTURE)
-    return [out / NUMBERS, out / PICTURE]
+def draw(tuning: PrecisionTuning, out: Path) -> Path:
+    """Plot the share of all gradient values that FP16 flushes to zero, by loss scale.
 
-
-def _draw(tuning: PrecisionTuning, path: Path) -> None:
-    """Plot the share of all gradient values that FP16 flushes to zero, by loss scale."""
+    Returns:
+        The path of the picture in the folder ``out``.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -206,4 +178,5 @@ def _draw(tuning: PrecisionTuning, path: Path) -> None:
     axes.set_ylabel("gradient values flushed to zero (%)")
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
+    figure.savefig(out / PICTURE, dpi=110)
+    return out / PICTURE

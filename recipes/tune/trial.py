@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ...lars import Span
 from ..errors import RecipeError, StorageError, TrainingError
 from ..ranks import Job
 from ..schema.load import load, override
 from ..schema.recipe import Recipe
 from ..training.callbacks import Callback, Metrics, RunContext
 from ..training.data import open_split
+from ..training.timeline import Timeline
 from ..training.trainer import Trainer
 
 #: Part of the training images that is held out unless the recipe or an override says otherwise.
@@ -28,9 +30,10 @@ HELD_OUT = 0.1
 
 #: Overrides under which a run writes nothing but its metrics and a last checkpoint, and does not
 #: stop before its end.
-_PLAIN = (
+PLAIN = (
     *("checkpoint.every=null", "target_accuracy=null", "trust_ratios_every=null"),
-    *("track=[]", "callbacks=[]", "mlperf.log=null"),
+    *("gradient_noise_every=null", "ema.decay=null", "track=[]", "callbacks=[]"),
+    "mlperf.log=null",
 )
 
 
@@ -108,7 +111,7 @@ def measure(
         SystemExit: The process was told to end by a signal.
     """
     start = time.monotonic()
-    loaded = load(recipe, [*overrides, *_PLAIN, override("run_dir", str(run_dir))])
+    loaded = load(recipe, [*overrides, *PLAIN, override("run_dir", str(run_dir))])
     recorder = _Recorder(watch)
     status: Literal["finished", "stopped", "diverged"] = "finished"
     trainer = Trainer.of(loaded, job, quiet=True, warns=False, callbacks=[recorder], results=False)
@@ -155,6 +158,44 @@ def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
             f"data.holdout: {fraction:.0%} of {len(train)} training images is none; valid: a number"
         )
     return number
+
+
+#: The keys of a recipe that hold lengths of its run, apart from ``epochs``.
+LENGTHS = ("schedule", "stages", "stop_after")
+
+
+def relative_lengths(recipe: Recipe, timeline: Timeline) -> dict[str, Any]:
+    """Return the values of :data:`LENGTHS` with each length as a share of the run.
+
+    A run of the recipe with these values and other ``epochs`` has all lengths in proportion.
+    Lengths that are longer than the run end with it.
+    """
+
+    def part(span: Span) -> Span:
+        return of_run(share_of(span, recipe, timeline))
+
+    own, stop = recipe.schedule, recipe.stop_after
+    schedule = {
+        "warmup": part(own.warmup),
+        "decay": own.decay and part(own.decay),
+        "milestones": tuple(map(part, own.milestones)),
+    }
+    return {
+        "schedule": own.model_copy(update=schedule),
+        "stages": tuple(s.model_copy(update={"from_": part(s.from_)}) for s in recipe.stages),
+        "stop_after": stop and part(stop),
+    }
+
+
+def share_of(span: Span, recipe: Recipe, timeline: Timeline) -> float:
+    """A length from the start of the run as a share of the run."""
+    epochs = timeline.epoch(round(span.value)) if not span.unit else span.value
+    return epochs if span.unit == "dur" else epochs / recipe.epochs
+
+
+def of_run(share: float) -> Span:
+    """A share of the run as a length, at most the whole."""
+    return Span(min(round(share, 6), 1.0), "dur")
 
 
 class _Recorder(Callback):

@@ -19,12 +19,13 @@ from scipy.stats import entropy
 from ....lars import Span
 from ....pipeline import without_secrets
 from ...errors import RecipeError
-from ...schema.load import RECIPE, Loaded, dump, load, override
+from ...schema.load import RECIPE, Loaded, dump, override
 from ...schema.lr_scaling import RULES
 from ...schema.recipe import Recipe
-from ...schema.sections import Ema, Resume
+from ...schema.sections import Resume
 from ...training.data import build_sources
-from ..trial import held_out
+from ...training.timeline import timeline_of
+from ..trial import held_out, relative_lengths
 
 #: Updates of the largest batch in a run, at least: with fewer, its loss does not follow the law.
 FEWEST_UPDATES = 20
@@ -72,18 +73,12 @@ class Base:
         _check(recipe, world_size)
         own = recipe.model_copy(
             update={
-                **_relative_lengths(recipe, images),
+                **relative_lengths(recipe, timeline_of(recipe, images)),
                 "data": recipe.data.model_copy(update={"holdout": number}),
-                "ema": Ema(),
                 "log_every": Span(0.02, "dur"),
                 "evaluate_every": Span(1.0, "dur"),
                 "resume": Resume(),
-                # A run writes nothing but its metrics.
-                **dict.fromkeys(("run_dir", "trust_ratios_every", "gradient_noise_every")),
-                **dict.fromkeys(("track", "callbacks"), ()),
-                "target_accuracy": None,
-                "checkpoint": recipe.checkpoint.model_copy(update={"every": None}),
-                "mlperf": recipe.mlperf.model_copy(update={"log": None}),
+                "run_dir": None,
             }
         )
         rule = rule or ("linear" if recipe.optimizer.name == "sgd" else "sqrt")
@@ -159,11 +154,6 @@ class Base:
                 f"--out: cannot write into {self.out}: {error.strerror}; valid: a folder"
             ) from None
 
-    def earlier_length(self) -> float | None:
-        """Length of the target run, in epochs, of an estimate that has begun in the folder."""
-        begun = any(self.out.glob("batch-*"))
-        return load(str(self.out / RECIPE)).recipe.epochs if begun else None
-
     def overrides(self, batch_size: int, epochs: float, seed: int) -> list[str]:
         """Overrides of the written recipe that make it a run."""
         data = self.recipe.data.path or ""
@@ -223,35 +213,3 @@ def label_entropy(smoothing: float, classes: int) -> float:
     """Entropy of a label after smoothing: the lowest cross-entropy that a prediction can have."""
     rest = smoothing / classes
     return float(entropy([1 - smoothing + rest, *[rest] * (classes - 1)]))
-
-
-def _relative_lengths(recipe: Recipe, images: int) -> dict[str, Any]:
-    """The keys of a recipe that hold lengths, as fractions of its run.
-
-    Raises:
-        RecipeError: A length is longer than the run.
-    """
-    steps = recipe.epochs * images / recipe.batch_size
-    of_run = {"dur": 1.0, "ep": recipe.epochs, "": steps}
-
-    def part(key: str, span: Span) -> Span:
-        found = span.value / of_run[span.unit]
-        if found > 1 + 1e-9:
-            raise RecipeError(
-                f"{key}: {span} is longer than the run, {recipe.epochs:g} epochs, so that it has "
-                "no place in a shorter one; valid: a length within the run"
-            )
-        return Span(min(found, 1.0), "dur")
-
-    own = recipe.schedule
-    milestones = tuple(part("schedule.milestones", span) for span in own.milestones)
-    schedule = {
-        "warmup": part("schedule.warmup", own.warmup),
-        "decay": own.decay and part("schedule.decay", own.decay),
-        "milestones": milestones,
-    }
-    stages = tuple(
-        stage.model_copy(update={"from_": part(f"stages.{index}.from", stage.from_)})
-        for index, stage in enumerate(recipe.stages)
-    )
-    return {"schedule": own.model_copy(update=schedule), "stages": stages}

@@ -27,7 +27,6 @@ DOUBLINGS, CHECKED = 2, 1
 # can make it narrow by chance: on small data sets, single losses spread by a tenth.
 _FEWEST_SEEDS, _MOST_SEEDS = 2, 8
 _NARROW = 1.25  # ratio of the interval's ends: 4 times the largest batch is then known within 10 %
-_PROBE = 50  # updates, at least, of the run that measures the speed
 _NEAR = 1.2  # how far from the lengths of its runs the epochs of a batch are said
 
 #: A value with the ends of its interval.
@@ -45,9 +44,7 @@ class Row:
         speed_up: How many times faster than the recipe's batch if every GPU were perfect: with
             GPUs in proportion to the batch, an update takes the same time.
         doublings: Doublings beyond the largest measured batch; 0 or less is within.
-        own_runs: What its own runs say: ``8.79 epochs``, ``not reached in 12 epochs``,
-            ``less than 6 epochs``, ``diverged``; empty if it has none.
-        own_epochs: The number of epochs in that; None where it has none.
+        own_epochs: The same by its own runs alone; None if none of them ended near that loss.
     """
 
     batch_size: int
@@ -55,7 +52,6 @@ class Row:
     updates: Interval
     speed_up: Interval
     doublings: float
-    own_runs: str = ""
     own_epochs: float | None = None
 
 
@@ -102,29 +98,26 @@ class Estimate:
             speed_up = _times((1 / factor, 1 / high, 1 / low), batch / own)
             updates = _times(epochs, images / batch)
             doublings = math.log2(batch / critical.largest)
-            rows.append(Row(batch, epochs, updates, speed_up, doublings, *self._by_own_runs(batch)))
+            rows.append(Row(batch, epochs, updates, speed_up, doublings, self._by_own_runs(batch)))
         return rows
 
-    def _by_own_runs(self, batch: int) -> tuple[str, float | None]:
+    def _by_own_runs(self, batch: int) -> float | None:
         """The epochs of a batch to the target by those of its runs that ended nearest to it."""
-        of_batch = [record for record in self.records if record.run.batch_size == batch]
         target, line = self.target_loss, self._line()
-        if not _finished(of_batch):
-            return ("diverged" if of_batch else ""), None
         if target is None or line is None:
-            return "", None
+            return None
         # At equal loss, the law says, the slope of the loss is that of the smallest batch.
         by_length: dict[float, list[float]] = {}
-        for r in _finished(of_batch):
-            epochs = r.trained * (target / r.loss) ** (1 / line[0])
-            by_length.setdefault(r.trained, []).append(math.log(epochs))
-        found = {length: math.exp(fmean(logs)) for length, logs in by_length.items()}
-        length, epochs = min(found.items(), key=lambda item: abs(math.log(item[1] / item[0])))
-        if epochs > _NEAR * length:
-            return f"not reached in {length:.3g} epochs", None
-        if epochs < length / _NEAR:
-            return f"less than {length:.3g} epochs", None
-        return f"{epochs:.3g} epochs", epochs
+        for r in _finished(self.records):
+            if r.run.batch_size == batch:
+                epochs = r.trained * (target / r.loss) ** (1 / line[0])
+                by_length.setdefault(r.trained, []).append(math.log(epochs))
+        distances = {length: fmean(logs) - math.log(length) for length, logs in by_length.items()}
+        if not distances:
+            return None
+        nearest = min(distances, key=lambda length: abs(distances[length]))
+        far = abs(distances[nearest]) > math.log(_NEAR)
+        return None if far else nearest * math.exp(distances[nearest])
 
     def _line(self) -> tuple[float, float] | None:
         """Slope and height of log loss over log epochs of the smallest batch, if it falls."""
@@ -157,8 +150,7 @@ def estimate(
         job: The ranks.
         out: Folder of the runs. One that holds runs of the same recipe is continued.
         batches: Batch sizes to measure; default: three around the recipe's own.
-        epochs: Length of the target run, the smallest batch; default: the recipe's, or as long as
-            the time allows.
+        epochs: Length of the target run, the smallest batch; default: the recipe's.
         rule: How the learning rate follows the batch: ``linear`` or ``sqrt``; default: linear for
             sgd, else sqrt.
         minutes: Time after which no run is begun that would not end within it.
@@ -168,27 +160,19 @@ def estimate(
         RecipeError, DataError: The recipe, the data or the options do not allow an estimate, or the
             time does not suffice for one.
     """
-    length: float | None = None
+    length = epochs or loaded.recipe.epochs
     with job.raise_on_all_ranks():
         base = Base.of(loaded, out, job.world_size, rule)
-        if batches:
-            base.checked(batches)
-        if job.is_main and epochs is None:
-            length = base.earlier_length()
-    length = epochs or job.gather(length)[0]
-    runner = Runner(base, job, minutes, say)
-    if length is None:
-        length = runner.affordable(batches)
-    with job.raise_on_all_ranks():
         chosen = base.checked(batches or base.default_batches(length))
         updates = base.updates(chosen, length)
         if updates < FEWEST_UPDATES:
             raise RecipeError(
                 f"--epochs: {length:.3g} are too few for a batch of {chosen[-1]}, which makes "
                 f"{updates:.0f} updates in its shortest run where {FEWEST_UPDATES} are needed; "
-                f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs (or more "
-                "--minutes), or smaller batches"
+                f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs, or smaller "
+                "batches"
             )
+    runner = Runner(base, job, minutes, say)
     runner.use(base.of_runs(chosen, length))
     return runner.estimate(chosen, length)
 
@@ -209,29 +193,6 @@ class Runner:
         self.left_out = 0
         self._say = say if job.is_main else lambda line: None
         self._start = time.monotonic()
-
-    def affordable(self, batches: Sequence[int]) -> float:
-        """The longest target run that the time allows, by the speed of a short run; in epochs.
-
-        Raises:
-            AgreedError: The short run diverged, or the time is over.
-        """
-        base, most = self.base, self.base.recipe.epochs
-        with self.job.raise_on_all_ranks():
-            tried = base.checked(batches or base.default_batches(most))
-        self.use(base.of_runs(tried, most))
-        length = min(_PROBE * min(tried) / base.images, most)
-        speed = self._make(Run(min(tried), length_of(length), base.recipe.seed), "speed")
-        left = self._seconds_left()
-        with self.job.raise_on_all_ranks():
-            if speed.status == "diverged":
-                raise RecipeError(
-                    f"optimizer.lr: the run of {length:.3g} epochs that measures the speed "
-                    "diverged; valid: a lower rate, or the length of the runs by --epochs"
-                )
-            if left <= 0:
-                raise RecipeError("--minutes: the time is over; valid: more")
-        return min(most, _rounded_down(left / (speed.seconds / speed.trained) / _cost(tried)))
 
     def estimate(self, batches: tuple[int, ...], epochs: float) -> Estimate:
         """Make the runs, and repeat them while the time lasts and the interval is wide."""
@@ -269,7 +230,7 @@ class Runner:
                 if not self._affords(run.epochs):
                     self.left_out += len(runs) - index
                     return False
-                record = self._make(run, run.name)
+                record = self._make(run)
             self.records.append(record)
             if self.base.recipe.precision == "auto":  # which another run may decide otherwise
                 self.use(self.base.changed(precision=record.precision))
@@ -282,26 +243,22 @@ class Runner:
             if self.job.is_main:
                 base.write()
 
-    def _make(self, run: Run, folder: str) -> Record:
+    def _make(self, run: Run) -> Record:
         start = time.monotonic()
-        record = make(self.base, run, self.job, self.base.out / folder)
+        record = make(self.base, run, self.job, self.base.out / run.name)
         result = "diverged"
         if record.status == "finished":
             loss = self.base.floor + record.loss
             result = f"training loss {loss:.4f}, held-out top-1 {record.top1:.2f} %"
-        what = "speed: " if folder != run.name else ""
-        self._say(f"{what}{run}: {result} ({time.monotonic() - start:.0f} s)")
+        self._say(f"{run}: {result} ({time.monotonic() - start:.0f} s)")
         return record
-
-    def _seconds_left(self) -> float:
-        """The time that is left on the rank where it is least."""
-        return 60 * self.minutes - self.job.all_reduce_max(time.monotonic() - self._start)[0]
 
     def _affords(self, epochs: float) -> bool:
         """Whether the time suffices for so many epochs, at the speed so far."""
         trained = sum(record.trained for record in self.records)
         speed = sum(record.seconds for record in self.records) / trained if trained else 0.0
-        return speed * epochs <= self._seconds_left()
+        passed = self.job.all_reduce_max(time.monotonic() - self._start)[0]
+        return passed + speed * epochs <= 60 * self.minutes
 
     def _of(self, batch: int) -> list[Record]:
         return [record for record in self.records if record.run.batch_size == batch]
@@ -341,21 +298,6 @@ def _expected(found: CriticalBatch | str, batch: int, batches: Sequence[int]) ->
     if isinstance(found, CriticalBatch):
         return found.factor(batch, min(batches))[0]
     return (max(batches) + batch) / (max(batches) + min(batches))
-
-
-def _cost(batches: Sequence[int]) -> float:
-    """Epochs of the runs with the fewest seeds, in the length of the target run."""
-    lengths = {batch: _expected("", batch, batches) for batch in batches}
-    runs = {*first_runs(batches, 1.0, 0)}
-    for seed in range(_FEWEST_SEEDS):
-        runs |= {*further_runs(batches, lengths, seed)}
-    return sum(run.epochs for run in runs)
-
-
-def _rounded_down(length: float) -> float:
-    """A length with two digits, rounded down."""
-    unit = 10.0 ** (math.floor(math.log10(length)) - 1)
-    return round(math.floor(length / unit + 1e-9) * unit, 9)
 
 
 def _is_narrow(found: CriticalBatch | str) -> bool:

@@ -77,7 +77,7 @@ def print_summary(estimate: Estimate) -> None:
     table.add_column("by its own runs")
     for row in rows:
         cells = (f"{row.batch_size:,}", _text(row.epochs), f"{row.updates[0]:,.0f}")
-        table.add_row(*cells, _text(row.speed_up), row.own_runs or _predicted(row))
+        table.add_row(*cells, _text(row.speed_up), _own(row))
     console.print(table)
     console.print(
         "90 % intervals in brackets; the speed-up is that over the recipe's batch, "
@@ -96,13 +96,13 @@ def head(estimate: Estimate) -> list[str]:
     """Lines on what was measured, and the critical batch."""
     base, records, target = estimate.base, estimate.records, estimate.target_loss
     reached = f", which is {base.floor + target:.4f}" if target else ""
-    diverged = sum(record.status == "diverged" for record in records)
+    diverged = {r.run.batch_size for r in records if r.status == "diverged"}
     lines = [
         f"{base.loaded.name}: epochs until the training loss at the end of a run is that of batch "
         f"{min(estimate.batches):,} after {estimate.epochs:g} epochs{reached}",
         f"{len(records)} runs of batches {_list(estimate.batches)} with the learning rate scaled "
         f"by {base.rule}, {sum(record.trained for record in records):.1f} epochs"
-        + (f"; {diverged} diverged" if diverged else ""),
+        + (f"; diverged: {_list(diverged)}" if diverged else ""),
     ]
     if estimate.left_out:
         lines.append(
@@ -136,9 +136,11 @@ def describe(estimate: Estimate) -> str:
     )
 
 
-def _predicted(row: Row) -> str:
+def _own(row: Row) -> str:
+    if row.own_epochs:
+        return f"{row.own_epochs:.3g} epochs"
     if row.doublings <= 0:
-        return "predicted"
+        return "none ended near the loss"
     return f"predicted, {row.doublings:.2g} doubling{'s' * (row.doublings > 1)} beyond"
 
 

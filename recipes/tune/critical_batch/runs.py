@@ -21,7 +21,7 @@ from ...schema.load import RECIPE, differences, load
 from ...schema.recipe import Recipe
 from ...training.folder.names import CHECKPOINTS
 from ...training.folder.outcome import column, metrics_of, outcome_of
-from ..trial import measure
+from ..trial import PLAIN, measure
 from .base import Base
 
 #: Lengths of further runs of the smallest batch, in that of the target run: the slope of its loss.
@@ -151,7 +151,7 @@ def make(base: Base, run: Run, job: Job, folder: Path) -> Record:
 
 def _read(base: Base, run: Run, folder: Path) -> Record | None:
     before = load(str(folder / RECIPE)).recipe
-    overrides = base.overrides(run.batch_size, run.epochs, run.seed)
+    overrides = [*base.overrides(run.batch_size, run.epochs, run.seed), *PLAIN]
     old, new = _content(before), _content(load(str(base.out / RECIPE), overrides).recipe)
     # The trainer has decided what ``auto`` stands for.
     new |= {key: value for key, value in old.items() if new.get(key) == "auto"}

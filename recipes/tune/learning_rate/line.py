@@ -53,19 +53,14 @@ def next_place(results: Results, centre: float, lowest: float, highest: float) -
 
 def best_place(results: Results) -> int:
     """The best place: by the mean of two seeds if the best two have them, else by the first."""
-    twice = {place: mean_at(results, place) for place, seed in results if seed}
+    twice = {place: _mean_at(results, place) for place, seed in results if seed}
     line = {place: score for (place, seed), score in results.items() if not seed}
     known = twice if len(twice) > 1 else line
     return max(known, key=lambda place: known[place])
 
 
-def mean_at(results: Results, place: int) -> Score:
+def _mean_at(results: Results, place: int) -> Score:
     """The mean result of the seeds at a place."""
     own = [score for (at, _), score in results.items() if at == place]
-    return sum(s[0] for s in own) / len(own), sum(s[1] for s in own) / len(own)
-
-
-def behind(results: Results, place: int) -> dict[int, float]:
-    """By how much the neighbours of a place are behind it, in points, with the first seed."""
-    here = results[place, 0][0]
-    return {at: here - results[at, 0][0] for at in (place - 1, place + 1) if (at, 0) in results}
+    top1, loss = (sum(values) / len(own) for values in zip(*own, strict=True))
+    return round(top1, 6), loss  # equal numbers of images are equal

@@ -1,4 +1,4 @@
-"""What a search found: a recipe, JSON, a table and a picture."""
+"""What a search found: a recipe, the trials as JSON, a picture and some lines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import math
 import os
 import textwrap
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from ....pipeline import without_secrets
 from ...errors import RecipeError
@@ -20,32 +19,20 @@ from ...files import write_text
 from ...schema.load import find, nested
 from ...schema.names import CONFIGS
 from ...words import count, duration
-from .line import behind, mean_at
-from .result import Found, Tried, line_of
+from .line import WORST
+from .result import Found, Tried
 
 PICTURE, NUMBERS, RECIPE = "trials.png", "trials.json", "recipe.yaml"
-
-_NAMES = {
-    "lr": "learning rate",
-    "warmup": "warm-up",
-    "power": "power of the decay",
-    "weight_decay": "weight decay",
-    "trust_coefficient": "trust coefficient",
-}
-
-
-def name_of(setting: str) -> str:
-    """What a setting is called."""
-    return _NAMES.get(setting, setting)
 
 
 def describe(trial: Tried) -> str:
     """One line about a trial that has ended."""
-    values = ", ".join(f"{name_of(k)} {v:g}" for k, v in trial.settings.items())
-    result = f", {trial.top1:.2f} % top-1, loss {trial.loss:.4f}" if trial.top1 is not None else ""
+    result = "" if trial.top1 is None else f", {trial.top1:.2f} % top-1"
+    result += "" if trial.loss is None else f", loss {trial.loss:.4f}"
     return (
-        f"{trial.stage} trial {trial.number}: {values}{', second seed' * trial.seed}: "
-        f"{trial.state}{result}, {trial.epochs:.3g} epochs, {trial.seconds:.0f} s"
+        f"{trial.stage} trial {trial.number}: learning rate {trial.lr:g}, warm-up "
+        f"{trial.warmup:.1%} of the run{', second seed' * trial.seed}: {trial.state}{result}, "
+        f"{trial.epochs:.3g} epochs, {trial.seconds:.0f} s"
     )
 
 
@@ -65,87 +52,48 @@ def write(found: Found) -> list[Path]:
 
 
 def numbers(found: Found) -> dict[str, Any]:
-    """The result as JSON data; numbers that are not finite are null."""
-
-    def row(trial: Tried) -> dict[str, Any]:
-        content = {**vars(trial), "epochs": round(trial.epochs, 4), "seconds": trial.seconds}
-        content |= content.pop("settings")
-        unfit = [k for k, v in content.items() if isinstance(v, float) and not math.isfinite(v)]
-        return {**content, **dict.fromkeys(unfit)}
-
+    """The result as JSON data; a neighbour that diverged is null points behind."""
     return {
         "recipe": found.recipe,
         "overrides": [without_secrets(each) for each in found.overrides],
-        "best": row(found.best),
-        "best_overrides": list(found.best_overrides),
+        "best": asdict(found.best),
         "behind": {
-            f"{rate:g}": round(points, 3) if math.isfinite(points) else None  # it diverged
-            for rate, points in _neighbours(found).items()
+            f"{t.lr:g}": round(_behind(found, t), 3) if t.score > WORST else None
+            for t in _neighbours(found)
         },
         "held_out": found.held_out,
         "epochs_of_a_run": found.epochs,
         "epochs": round(sum(t.epochs for t in found.trials), 4),
         "seconds": round(sum(t.seconds for t in found.trials), 1),
         "ranges": {name: [d.low, d.high] for name, d in found.space.items()},
-        "trials": [row(t) for t in _ranked(found)],
+        "trials": [asdict(t) for t in found.trials],
     }
 
 
-def print_summary(found: Found) -> None:
-    """Print the trials, the best first, and what is to be known about the best one."""
-    table = Table(box=None, pad_edge=False)
-    for column in (*map(name_of, found.space), "top-1 %", "loss", "epochs", "seconds"):
-        table.add_column(column, justify="right")
-    table.add_column("stage")
-    table.add_column("")
-    for trial in _ranked(found):
-        best = trial == found.best
-        ended = "second seed" if trial.seed else ""
-        cells = [
-            *(f"{value:g}" for value in trial.settings.values()),
-            "" if trial.top1 is None else f"{trial.top1:.2f}",
-            "" if trial.loss is None else f"{trial.loss:.4g}",
-            f"{trial.epochs:.3g}",
-            f"{trial.seconds:.0f}",
-            trial.stage,
-            "best" if best else ended if trial.state == "finished" else trial.state,
-        ]
-        table.add_row(*cells, style="bold" if best else None)
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 120
-    console.print(
-        f"{found.recipe}: accuracy on {found.held_out} held-out training images; warm-up as a "
-        "share of the run",
-        markup=False,
-    )
-    console.print(table)
-    for line in notes(found):
-        console.print(line, markup=False)
-
-
-def notes(found: Found) -> list[str]:
-    """What the trials took, how far the neighbours lie behind, and what limits the result."""
+def summary(found: Found) -> list[str]:
+    """The best trial, how far its neighbours lie behind, and what limits the result."""
     best, epochs = found.best, sum(t.epochs for t in found.trials)
     assert best.top1 is not None
     lines = [
-        f"{count(sum(t.counts for t in found.trials), 'trial')}: {epochs:.4g} epochs, "
-        f"{epochs / found.epochs:.2f} runs of the recipe, "
-        f"{duration(sum(t.seconds for t in found.trials))}"
+        f"{found.recipe}: {count(sum(t.counts for t in found.trials), 'trial')}, {epochs:.4g} "
+        f"epochs, {epochs / found.epochs:.2f} runs of the recipe, "
+        f"{duration(sum(t.seconds for t in found.trials))}",
+        f"best: learning rate {best.lr:g}, warm-up {best.warmup:.1%} of the run: {best.top1:.2f} % "
+        f"on {found.held_out} held-out training images",
     ]
     if own := next((t for t in found.trials if t.stage == "coarse" and t.number == 0), None):
         result = f"{own.top1:.2f} %" if own.state == "finished" else own.state
-        lines.append(f"the recipe's own rate, {own.settings['lr']:g}, in a coarse trial: {result}")
-    losses = {t.settings["lr"]: t.loss for t in found.trials if t.stage == "fine" and not t.seed}
-    for rate, points in _neighbours(found).items():
+        lines.append(f"the recipe's own rate, {own.lr:g}, in a coarse trial: {result}")
+    for near in _neighbours(found):
         result = "training diverges"
-        if math.isfinite(points):
+        if near.score > WORST:
+            points = _behind(found, near)
             result = f"top-1 is {abs(points):.2f} points {'lower' if points >= 0 else 'higher'}"
-            result += f", loss {(losses[rate] or 0.0) - (best.loss or 0.0):+.4f}"
-        lines.append(f"neighbour: at learning rate {rate:g}, all else the same, {result}")
-    if (best.place, 1) in (line := line_of(found.trials)) and best.stage == "fine":
-        mean, _ = mean_at(line, best.place)
-        lines.append(f"two seeds of the best: {best.top1:.2f} % and {2 * mean - best.top1:.2f} %")
+            result += f", loss {(near.loss or 0.0) - (best.loss or 0.0):+.4f}"
+        lines.append(f"neighbour: at learning rate {near.lr:g}, all else the same, {result}")
+    if best in found.line.values() and (again := found.line.get((best.place, 1))):
+        second = "diverged" if again.score == WORST else f"{again.top1:.2f} %"
+        lines.append(f"two seeds of the best: {best.top1:.2f} % and {second}")
     share = best.top1 / 100
     error = 100 * math.sqrt(2 * max(share * (1 - share), 1 / found.held_out) / found.held_out)
     lines.append(
@@ -157,15 +105,14 @@ def notes(found: Found) -> list[str]:
             f"note: the best trial had {best.epochs:.3g} of the recipe's {found.epochs:.3g} "
             "epochs, as more did not fit into the budget; short runs may favour other values"
         )
-    if best.stage == "coarse":
+    if best not in found.line.values():
         lines.append("note: no fine trial has finished, so that rates nearby are not compared")
-    for (name, d), value in zip(found.space.items(), best.settings.values(), strict=True):
-        low, high, at = map(math.log, (d.low, d.high, value)) if d.log else (d.low, d.high, value)
-        if name != "warmup" and not 0.05 < (at - low) / (high - low) < 0.95:
-            lines.append(
-                f"note: the best {name_of(name)}, {value:g}, is at the end of its range, "
-                f"{d.low:g} to {d.high:g}"
-            )
+    low, high, at = map(math.log, (found.space["lr"].low, found.space["lr"].high, best.lr))
+    if not 0.05 < (at - low) / (high - low) < 0.95:
+        lines.append(
+            f"note: the best learning rate, {best.lr:g}, is at the end of its range, "
+            f"{found.space['lr'].low:g} to {found.space['lr'].high:g}"
+        )
     return lines
 
 
@@ -175,19 +122,16 @@ def recipe_text(found: Found) -> str:
     base = path.stem if path.parent == CONFIGS else os.path.relpath(path, found.folder)
     overrides = [*map(without_secrets, found.overrides), *found.best_overrides]
     content = nested(o for o in overrides if not o.startswith("data.holdout="))
-    *others, last = (name_of(name) for name in found.space)
-    varied = " and ".join(filter(None, (", ".join(others), last)))
-    number = {
-        stage: sum(t.counts and t.stage == stage for t in found.trials)
-        for stage in ("coarse", "fine")
-    }
+    coarse, fine = (
+        sum(t.counts and t.stage == stage for t in found.trials) for stage in ("coarse", "fine")
+    )
     head = [
-        f"{path.stem} with {varied} tuned.",
+        f"{path.stem} with learning rate and warm-up tuned.",
         "",
         f"Expected: {best.top1:.2f} % top-1 after {best.epochs:.3g} epochs, as one run reached on "
         f"{found.held_out} training images that were held out. It is the best of several runs, "
         "which flatters it; on the validation set it has not been measured yet.",
-        f"Tuned: {varied}, in {number['coarse']} coarse and {number['fine']} fine trials, by "
+        f"Tuned: learning rate and warm-up, in {coarse} coarse and {fine} fine trials, by "
         f"`largebatch tune lr` on {date.today().isoformat()}.",
     ]
     lines = [f"# {line}".rstrip() for text in head for line in textwrap.wrap(text, 98) or [""]]
@@ -198,38 +142,41 @@ def recipe_text(found: Found) -> str:
 
 
 def draw(found: Found) -> Path:
-    """Draw accuracy over the learning rate, and return the picture's path."""
+    """Draw accuracy over the learning rate with the best one marked; return the picture's path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
+    best = found.best
 
     def plot(trials: list[Tried], style: str, label: str, **look: Any) -> None:
-        places = [(t.settings["lr"], t.top1) for t in trials if t.top1 is not None]
-        axes.plot([x for x, _ in places], [y for _, y in places], style, label=label, **look)
+        places = [(t.lr, t.top1 or 0.0) for t in trials]
+        if places:
+            axes.plot(*zip(*places, strict=True), style, label=label, **look)
 
     coarse = [t for t in found.trials if t.stage == "coarse"]
-    fine = sorted(
-        (t for t in found.trials if t.stage == "fine" and t.state == "finished"),
-        key=lambda t: t.settings["lr"],
-    )
-    plot([t for t in coarse if t.state == "finished"], "o", "coarse trial", color="tab:blue")
-    stopped = [t for t in coarse if t.state not in ("finished", "diverged")]
-    plot(stopped, "o", "stopped early", mfc="none", color="tab:gray")
-    plot([t for t in coarse if t.state == "diverged"], "x", "diverged", color="tab:red")
-    plot([t for t in fine if not t.seed], "s-", "fine trial", color="black")
-    plot([t for t in fine if t.seed], "s", "second seed", mfc="none", color="black")
-    plot([found.best], "o", "best", ms=18, mfc="none", mew=2, color="tab:orange")
+    fine = sorted((t for t in found.trials if t.stage == "fine"), key=lambda t: t.lr)
+    ended = [t for t in coarse if t.state != "diverged"]
+    plot(ended, "o", "short trial, each with its own warm-up", color="tab:gray", alpha=0.6)
+    plot([t for t in found.trials if t.state == "diverged"], "x", "diverged", color="tab:red")
+    fine = [t for t in fine if t.state == "finished"]
+    length = f"long trial, with the chosen warm-up, {best.warmup:.0%} of the run"
+    plot([t for t in fine if not t.seed], "s-", length, color="tab:blue")
+    plot([t for t in fine if t.seed], "s", "second seed", mfc="none", color="tab:blue")
+    if coarse:
+        own = f"the recipe's own rate, {coarse[0].lr:g}"
+        axes.axvline(coarse[0].lr, ls=":", color="black", label=own)
+    chosen = f"chosen: {best.lr:g}, {best.top1:.2f} %"
+    plot([best], "*", chosen, ms=18, color="tab:orange", mec="black")
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("peak learning rate")
-    axes.set_ylabel("top-1 on held-out images (%)")
-    axes.set_title(
-        f"{Path(found.recipe).stem}: {found.best.top1:.2f} % at {found.best.settings['lr']:g}"
-    )
+    axes.set_ylabel("accuracy on held-out images (%)")
+    axes.set_title(f"tune lr {Path(found.recipe).stem}")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     path = found.folder / PICTURE
     try:
         figure.savefig(path, dpi=110)
@@ -238,20 +185,14 @@ def draw(found: Found) -> Path:
     return path
 
 
-def _neighbours(found: Found) -> dict[float, float]:
-    """By how many points the rates beside the best one are behind it, with the same seed."""
-    if found.best.stage != "fine":
-        return {}
-    points = behind(line_of(found.trials), found.best.place)
-    rates = {t.place: t.settings["lr"] for t in found.trials if t.stage == "fine"}
-    return {rates[place]: value for place, value in points.items()}
+def _neighbours(found: Found) -> list[Tried]:
+    """The trials at the rates beside the best one, with the same seed."""
+    if found.best not in found.line.values():
+        return []
+    places = (found.best.place - 1, found.best.place + 1)
+    return [found.line[place, 0] for place in places if (place, 0) in found.line]
 
 
-def _ranked(found: Found) -> list[Tried]:
-    """All trials, the best first: finished ones, those of the fine stage before coarse ones."""
-    order = sorted(
-        found.trials,
-        key=lambda t: (t.state == "finished", t.stage == "fine", t.score),
-        reverse=True,
-    )
-    return [found.best, *(t for t in order if t != found.best)]
+def _behind(found: Found, trial: Tried) -> float:
+    """By how many points a trial is behind the best one."""
+    return (found.best.top1 or 0.0) - (trial.top1 or 0.0)

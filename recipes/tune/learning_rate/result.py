@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from optuna.trial import FrozenTrial
 
-from .line import WORST, Results, Score
+from .line import WORST, Score
 from .space import Settings, Space
 
 #: running, or how a trial ended. finished: at its last step; pruned: stopped, as it was behind the
@@ -26,19 +25,21 @@ class Tried:
     Attributes:
         stage: ``coarse`` or ``fine``.
         number: Its number in the stage, from 0.
-        settings: Its values by name.
+        lr: Its peak learning rate.
+        warmup: Its warm-up as a share of the run.
         state: Whether it runs, or how it ended.
         place: Place of its rate on the line of the fine stage, 0 at the centre.
         seed: 0 if it trained with the recipe's seed, 1 with the one after it.
         top1: Accuracy in percent at the last evaluation, on the held-out images; None before any.
-        loss: Mean loss there. May not be finite.
+        loss: Mean loss there; None before any, or if it was not finite.
         epochs: Epochs of training images that it has taken.
         seconds: Time that it took; 0 until it has ended.
     """
 
     stage: str
     number: int
-    settings: Settings
+    lr: float
+    warmup: float
     state: State
     place: int = 0
     seed: int = 0
@@ -50,10 +51,15 @@ class Tried:
     @classmethod
     def of(cls, stage: str, trial: FrozenTrial) -> Tried:
         """The trial that Optuna's journal has."""
-        known = {"state": "running", **trial.user_attrs}
+        known = {**trial.params, "state": "running", **trial.user_attrs}
         if trial.state.name == "FAIL" and known["state"] == "running":
             known["state"] = "interrupted"  # by a signal that cannot be caught
-        return cls(stage, trial.number, **{"settings": trial.params, **known})
+        return cls(stage, trial.number, **known)
+
+    @property
+    def settings(self) -> Settings:
+        """Its values."""
+        return Settings(self.lr, self.warmup)
 
     @property
     def counts(self) -> bool:
@@ -65,7 +71,11 @@ class Tried:
         """What orders trials of one stage: accuracy, then loss."""
         if self.state == "diverged" or self.top1 is None or self.loss is None:
             return WORST
-        return self.top1, -self.loss if math.isfinite(self.loss) else -math.inf
+        return self.top1, -self.loss
+
+
+#: Trials by place on the line of the fine stage, and number of the seed.
+Line = Mapping[tuple[int, int], Tried]
 
 
 @dataclass(frozen=True)
@@ -76,10 +86,9 @@ class Found:
         recipe: Name or path of the recipe.
         overrides: Overrides that the user gave.
         best: The best trial.
-        best_overrides: Overrides that give the recipe the best trial's values at full length:
-            ``load(found.recipe, [*found.overrides, *found.best_overrides])`` is the tuned recipe,
-            without ``data.holdout``.
+        best_overrides: Overrides that give the recipe the best trial's values at full length.
         trials: All trials, coarse ones first.
+        line: Those on the line of the fine stage.
         space: The ranges.
         epochs: Epochs of a run of the recipe.
         held_out: Number of training images that scored the trials.
@@ -90,7 +99,8 @@ class Found:
     overrides: tuple[str, ...]
     best: Tried
     best_overrides: tuple[str, ...]
-    trials: tuple[Tried, ...] = field(repr=False)
+    trials: tuple[Tried, ...]
+    line: Line
     space: Space
     epochs: float
     held_out: int
@@ -101,8 +111,3 @@ def best_of(trials: Iterable[Tried]) -> Tried | None:
     """The best trial by its own result: a finished one if there is one, None if all diverged."""
     known = [t for t in trials if t.score > WORST]
     return max(known, key=lambda t: (t.state == "finished", t.score), default=None)
-
-
-def line_of(trials: Iterable[Tried]) -> Results:
-    """The results of the fine stage by place on the line and seed."""
-    return {(t.place, t.seed): t.score for t in trials if t.stage == "fine" and t.counts}

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,9 @@ from ...training.timeline import timeline_of
 from ..trial import Outcome, Reading, held_out, measure
 from . import report
 from .budget import Cost, Plan, describe, holds_coarse, plan
-from .line import WORST, Results, best_place, next_place, rate_at
-from .result import Found, State, Tried, best_of, line_of
-from .space import (
-    Settings,
-    first_settings,
-    lowest_peak,
-    own_settings,
-    space_of,
-    trial_overrides,
-)
+from .line import WORST, best_place, next_place, rate_at
+from .result import Found, Line, State, Tried, best_of
+from .space import Settings, first_settings, lowest_peak, space_of, trial_overrides
 from .study import Study
 
 #: Held-out images are evaluated after each of these shares of a trial.
@@ -45,32 +38,15 @@ EVALUATE_EVERY = 0.25
 TIMED_UPDATES = 5
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a search is asked for.
-
-    Attributes:
-        lr: Range of the peak learning rate. Default: a factor of 30 around the recipe's.
-        also: What is varied beside rate and warm-up: ``power``, ``momentum``, ``weight_decay``,
-            ``trust_coefficient``.
-        minutes: Time of this call, if ``runs`` is None.
-        runs: Budget of the whole study in runs of the recipe, of any time.
-        seed: Seed of the settings that are tried. The trials train with the recipe's seed.
-    """
-
-    lr: tuple[float, float] | None = None
-    also: tuple[str, ...] = ()
-    minutes: float = 30.0
-    runs: float | None = None
-    seed: int = 0
-
-
 def search(
     recipe: str,
     overrides: Sequence[str],
     job: Job,
     out: Path,
-    options: Options | None = None,
+    *,
+    lr: tuple[float, float] | None = None,
+    minutes: float = 30.0,
+    runs: float | None = None,
     say: Callable[[str], None] = print,
 ) -> Found:
     """Search for the best peak learning rate and warm-up of a recipe.
@@ -84,7 +60,9 @@ def search(
             number of training images that score the trials; by default a tenth of them.
         job: The ranks; all call this together, and train each trial together.
         out: Folder of the study, which is made or continued.
-        options: The search; by default, that of ``Options()``.
+        lr: Range of the peak learning rate. Default: a factor of 30 around the recipe's.
+        minutes: Time of this call, if ``runs`` is None.
+        runs: Budget of the whole study in runs of the recipe, of any time.
         say: Is given a line for each trial, on rank 0.
 
     Returns:
@@ -95,7 +73,10 @@ def search(
             small, the folder holds a study of something else, or all trials diverged.
         SystemExit: The process was told to end by a signal.
     """
-    found = _Search(recipe, overrides, job, Path(out), options or Options(), say)
+    for name, limit in (("minutes", minutes), ("runs", runs)):
+        if limit is not None and not 0 < limit < math.inf:
+            raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
+    found = _Search(recipe, overrides, job, Path(out), lr, minutes, runs, say)
     with ExitStack() as stack:
         with job.raise_on_all_ranks():
             found.prepare()
@@ -113,23 +94,23 @@ class _Search:
         overrides: Sequence[str],
         job: Job,
         out: Path,
-        options: Options,
+        lr: tuple[float, float] | None,
+        minutes: float,
+        runs: float | None,
         say: Callable[[str], None],
     ) -> None:
         self._began = time.monotonic()
-        self._recipe, self._job, self._out, self._options = recipe, job, out, options
+        self._recipe, self._job, self._out = recipe, job, out
+        self._range, self._minutes, self._runs = lr, minutes, runs
         self._given, self._say = list(overrides), say if job.is_main else lambda line: None
         self._precision: list[str] = []  # of the trial before, which `auto` takes time to choose
         self._late: list[float] = []  # how much longer trials of this call took than expected
 
     def prepare(self) -> None:
         """Check what was asked for, before anything is written."""
-        options, asked = self._options, load(self._recipe, self._given).recipe
+        asked = load(self._recipe, self._given).recipe
         if asked.resume.from_:
             raise RecipeError("resume: trials start anew; valid here: resume=false")
-        for name, limit in (("minutes", options.minutes), ("runs", options.runs)):
-            if limit is not None and not 0 < limit < math.inf:
-                raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
         self._held_out = held_out(asked)
         hold_out = f"data.holdout={self._held_out}"
         # Without what a trial cannot have, or what its settings replace.
@@ -141,9 +122,8 @@ class _Search:
         self._name, self._full = loaded.name, loaded.recipe
         images = len(build_sources(self._full)[0])
         self._timeline = timeline_of(self._full, images, self._job.world_size)
-        self._space = space_of(self._full, self._timeline, options.also, options.lr)
-        own = own_settings(self._full, self._timeline, self._space)
-        self._first = first_settings(own, self._space)
+        self._space = space_of(self._full, self._timeline, self._range)
+        self._first = first_settings(self._full, self._timeline, self._space)
         load(self._recipe, self._overrides(self._first[-1], 1.0))
 
     def open(self, stack: ExitStack) -> None:
@@ -151,7 +131,7 @@ class _Search:
         try:
             self._out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self._out, self._say))
-            self._study = Study(self._out, self._full, self._space, self._options.seed)
+            self._study = Study(self._out, self._full, self._space)
         except OSError as error:
             raise RecipeError(
                 f"--out: cannot write into {self._out}: {error.strerror}; valid: another folder"
@@ -183,10 +163,10 @@ class _Search:
         own = self._study.note("plan") if self._job.is_main else None
         known: dict[str, dict[str, Any]] | None = self._job.gather(own)[0]
         timed = None
-        if self._options.runs is not None:
-            cost, budget = Cost(0.0, 1.0, "runs"), self._options.runs
+        if self._runs is not None:
+            cost, budget = Cost(0.0, 1.0, "runs"), self._runs
         else:
-            budget = 60 * self._options.minutes
+            budget = 60 * self._minutes
             if known is not None and known["cost"]["unit"] == "seconds":
                 cost = Cost(**known["cost"])
             else:
@@ -202,14 +182,26 @@ class _Search:
         self._say(describe(planned, cost, budget - spent, self._full.epochs))
 
     def _timed(self) -> Cost:
-        """What a trial takes, by a few updates at the lowest rate and an evaluation."""
-        share = min(1.0, (TIMED_UPDATES + 0.01) / self._timeline.total_steps)
-        lowest = {**self._first[0], "lr": self._space["lr"].low}
-        keys = ("log_every=1", "evaluate_every=1dur")
+        """What a trial takes, by a few updates at the lowest rate and an evaluation.
+
+        A run of one update comes first: it imports what no later one has to, and chooses the
+        precision.
+        """
+        total = self._timeline.total_steps
+        lowest = self._first[0]._replace(lr=self._space["lr"].low)
+        self._short_run(lowest, min(1.0, 1.01 / total), "evaluate_every=null")
+        share = min(1.0, (TIMED_UPDATES + 0.01) / total)
+        outcome = self._short_run(lowest, share, "log_every=1", "evaluate_every=1dur")
+        step, once = outcome.step_seconds, outcome.evaluation_seconds
+        start = outcome.seconds - outcome.readings[-1].step * step - once
+        return Cost(max(0.0, start) + once / EVALUATE_EVERY, step * total, "seconds")
+
+    def _short_run(self, settings: Settings, share: float, *keys: str) -> Outcome:
+        """Make a run that is no trial, and leave nothing of it but the precision."""
         folder = self._out / "trials" / "timed"
         try:
             outcome = measure(
-                self._recipe, [*self._overrides(lowest, share), *keys], self._job, folder
+                self._recipe, [*self._overrides(settings, share), *keys], self._job, folder
             )
         finally:
             if self._job.is_main:
@@ -217,18 +209,13 @@ class _Search:
         self._precision = [f"precision={outcome.precision}"]
         if outcome.signal:
             raise SystemExit(128 + outcome.signal)
-        step, once = outcome.step_seconds, outcome.evaluation_seconds
-        start = outcome.seconds - outcome.readings[-1].step * step - once
-        return Cost(
-            max(0.0, start) + once / EVALUATE_EVERY, step * self._timeline.total_steps, "seconds"
-        )
+        return outcome
 
     def _overrides(self, settings: Settings, share: float) -> list[str]:
         return [
             *self._base,
             *trial_overrides(self._full, self._timeline, settings, share),
             f"evaluate_every={EVALUATE_EVERY}dur",
-            "gradient_noise_every=null",  # which may be longer than a trial
             *self._precision,
         ]
 
@@ -247,23 +234,24 @@ class _Search:
         centre, line = self._line(trials)
         if centre is None or self._cost.of(self._plan.fine) > left + 1e-9:
             return None
-        rate = centre.settings["lr"]
-        lowest, highest = self._options.lr or (lowest_peak(self._full), math.inf)
-        place, seed = next_place(line, rate, lowest, highest)
+        lowest, highest = self._range or (lowest_peak(self._full), math.inf)
+        scores = {at: t.score for at, t in line.items()}
+        place, seed = next_place(scores, centre.lr, lowest, highest)
         if (place, seed) in line:
             return None
-        settings = {**centre.settings, "lr": rate_at(rate, place)}
+        settings = centre.settings._replace(lr=rate_at(centre.lr, place))
         return self._study.begin_fine(settings, place, seed)
 
-    def _line(self, trials: Sequence[Tried]) -> tuple[Tried | None, Results]:
-        """The best coarse trial, and the results on the line around it.
+    def _line(self, trials: Sequence[Tried]) -> tuple[Tried | None, Line]:
+        """The best coarse trial, and the line around it.
 
         A coarse trial that is as long as a fine one is on the line itself.
         """
         centre = best_of(t for t in trials if t.stage == "coarse")
         alike = self._plan.coarse == self._plan.fine and centre and centre.state == "finished"
-        own = {(0, 0): centre.score} if centre and alike else {}
-        return centre, {**own, **line_of(trials)}
+        own = {(0, 0): centre} if centre and alike else {}
+        fine = (t for t in trials if t.stage == "fine" and t.counts)
+        return centre, {**own, **{(t.place, t.seed): t for t in fine}}
 
     def _make(self, tried: Tried) -> None:
         """Make a trial on all ranks, and note how it ended."""
@@ -310,10 +298,9 @@ class _Search:
         """The best so far; None if there is nothing, or all diverged."""
         trials = self._study.trials()
         best, line = self._line(trials)
-        if any(score > WORST for score in line.values()):
-            place = (best_place(line), 0)
-            fine = (t for t in trials if t.stage == "fine" and t.counts)
-            best = next((t for t in fine if (t.place, t.seed) == place), best)
+        scores = {at: t.score for at, t in line.items()}
+        if any(score > WORST for score in scores.values()):
+            best = line[best_place(scores), 0]
         if best is None:
             return None
         tuned = trial_overrides(self._full, self._timeline, best.settings)
@@ -323,6 +310,7 @@ class _Search:
             best=best,
             best_overrides=tuple(tuned),
             trials=tuple(trials),
+            line=line,
             space=self._space,
             epochs=self._full.epochs,
             held_out=self._held_out,

@@ -1,25 +1,30 @@
 """What a search varies, and the overrides that give a recipe the values of a trial.
 
-Settings are values by name: ``lr`` is the peak learning rate, ``warmup`` the warm-up as a share of
-the run, and the others are the recipe's keys of that name. All lengths are shares of the run, so
-that they fit a trial of any number of epochs.
+All lengths are shares of the run, so that they fit a trial of any number of epochs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from optuna.distributions import FloatDistribution
 
-from ....lars import Span
 from ...errors import RecipeError
-from ...schema.optimizers import entry_of
 from ...schema.recipe import Recipe
 from ...training.timeline import Timeline
+from ..trial import LENGTHS, of_run, relative_lengths, share_of
 
-Settings = dict[str, float]
+
+class Settings(NamedTuple):
+    """The values of a trial: the peak learning rate, and the warm-up as a share of the run."""
+
+    lr: float
+    warmup: float
+
+
+#: The ranges of both, by name.
 Space = dict[str, FloatDistribution]
 
 #: The range of the learning rate reaches from the recipe's over this to the recipe's times this.
@@ -31,30 +36,17 @@ USUAL_WARMUP = 0.15
 #: Places in the range of the rate, on a logarithmic scale, of the first trials after the recipe's.
 FIRST_PLACES = (0.3, 0.7, 0.1, 0.9)
 
-_KEYS = {
-    "lr": "optimizer.lr",
-    "momentum": "optimizer.momentum",
-    "weight_decay": "optimizer.weight_decay",
-    "trust_coefficient": "optimizer.trust_coefficient",
-    "power": "schedule.power",
-}
-#: What can be varied beside learning rate and warm-up.
-FURTHER = ("power", "momentum", "weight_decay", "trust_coefficient")
 
-
-def space_of(
-    recipe: Recipe, timeline: Timeline, also: Iterable[str], lr: tuple[float, float] | None
-) -> Space:
-    """Return the ranges of a search, those of ``lr`` and ``warmup`` first.
+def space_of(recipe: Recipe, timeline: Timeline, lr: tuple[float, float] | None) -> Space:
+    """Return the ranges of a search.
 
     Args:
         recipe: The recipe.
         timeline: The timeline of its run.
-        also: What is varied too, of :data:`FURTHER`.
         lr: Range of the learning rate. Default: a factor of :data:`REACH` around the recipe's.
 
     Raises:
-        RecipeError: A range is empty, or the recipe does not have a value that is asked for.
+        RecipeError: The range is empty, or lower than the ends of the recipe's schedule.
     """
     least, own = lowest_peak(recipe), recipe.optimizer.lr
     if lr is None:
@@ -75,27 +67,11 @@ def space_of(
     ends = schedule.milestones[:1]
     if schedule.decay is not None and schedule.decay_from == "start":
         ends = (schedule.decay,)
-    longest = min([longest, *(0.9 * _share(span, recipe, timeline) for span in ends)])
-    found = {
+    longest = min([longest, *(0.9 * share_of(span, recipe, timeline) for span in ends)])
+    return {
         "lr": FloatDistribution(*lr, log=True),
         "warmup": FloatDistribution(0.0, math.floor(1000 * longest) / 1000),
     }
-    return {**found, **{name: _further(name, recipe) for name in also}}
-
-
-def _further(name: str, recipe: Recipe) -> FloatDistribution:
-    schedule, options = recipe.schedule, recipe.optimizer
-    known = ["weight_decay", *entry_of(options.name).keys]
-    known += ["power"] if schedule.name == "polynomial" else []
-    valid = [key for key in FURTHER if key in known]
-    if name not in valid:
-        raise RecipeError(f"--also: {name} cannot be varied here; valid: {', '.join(valid)}")
-    own: float = schedule.power if name == "power" else getattr(options, name)
-    if name in ("power", "momentum"):
-        low, high = (0.5, 4.0) if name == "power" else (0.5, 0.98)
-        return FloatDistribution(min(low, own), max(high, own))
-    low, high = (own / 10, own * 10) if own else (1e-6, 1e-3)
-    return FloatDistribution(low, high, log=True)
 
 
 def lowest_peak(recipe: Recipe) -> float:
@@ -103,19 +79,17 @@ def lowest_peak(recipe: Recipe) -> float:
     return max(recipe.schedule.start, recipe.schedule.end)
 
 
-def own_settings(recipe: Recipe, timeline: Timeline, space: Space) -> Settings:
-    """The recipe's own values, or those of the ranges that are nearest to them."""
-    values = {key: getattr(recipe.optimizer, key) for key in _KEYS if key != "power"}
-    values |= {"power": recipe.schedule.power, "warmup": _own_warmup(recipe, timeline)}
-    return {name: min(max(values[name], d.low), d.high) for name, d in space.items()}
+def first_settings(recipe: Recipe, timeline: Timeline, space: Space) -> list[Settings]:
+    """The settings of the first trials: the recipe's own, then rates over the whole range.
 
-
-def first_settings(own: Settings, space: Space) -> list[Settings]:
-    """The settings of the first trials: the recipe's own, then rates over the whole range."""
-    rate, warmup = space["lr"], own["warmup"] or min(USUAL_WARMUP, space["warmup"].high)
-    places = (rate.low * (rate.high / rate.low) ** place for place in FIRST_PLACES)
-    found = [own, *({**own, "warmup": warmup, "lr": rounded(lr)} for lr in places)]
-    return [settings for i, settings in enumerate(found) if settings not in found[:i]]
+    Own values outside the ranges are replaced by the nearest ones inside.
+    """
+    rate, longest = space["lr"], space["warmup"].high
+    warmup = min(_own_warmup(recipe, timeline), longest)
+    own = Settings(min(max(recipe.optimizer.lr, rate.low), rate.high), warmup)
+    rates = (rate.low * (rate.high / rate.low) ** place for place in FIRST_PLACES)
+    others = (Settings(rounded(lr), warmup or min(USUAL_WARMUP, longest)) for lr in rates)
+    return list(dict.fromkeys((own, *others)))
 
 
 def rounded(value: float) -> float:
@@ -124,7 +98,7 @@ def rounded(value: float) -> float:
 
 
 def trial_overrides(
-    recipe: Recipe, timeline: Timeline, settings: Mapping[str, float], share: float = 1.0
+    recipe: Recipe, timeline: Timeline, settings: Settings, share: float = 1.0
 ) -> list[str]:
     """Return the overrides that give a recipe the values of a trial and a share of its length.
 
@@ -134,47 +108,21 @@ def trial_overrides(
         settings: The trial's values.
         share: Length of the trial over that of the recipe.
     """
-    schedule = recipe.schedule
-    found = [f"{_KEYS[name]}={value!r}" for name, value in settings.items() if name in _KEYS]
-    found.append(f"schedule.warmup={_of_run(settings['warmup'])}")
+    schedule, found = recipe.schedule, []
+    if share != 1:
+        whole = recipe.model_copy(update=relative_lengths(recipe, timeline))
+        lengths = whole.model_dump(mode="json", by_alias=True, include={*LENGTHS})
+        found = [f"{key}={json.dumps(value)}" for key, value in lengths.items()]
+        found.append(f"epochs={recipe.epochs * share!r}")
+    found += [f"optimizer.lr={settings.lr!r}", f"schedule.warmup={of_run(settings.warmup)}"]
     if schedule.decay is not None and schedule.decay_from == "warmup":
         # The decay ends at the same place of the run, whatever the warm-up.
-        rise = timeline.steps(schedule.warmup)
-        end = timeline.epoch(rise + timeline.steps(schedule.decay, after=rise)) / recipe.epochs
-        found.append(f"schedule.decay={_of_run(max(end - settings['warmup'], 1e-3))}")
-    if share == 1:
-        return found
-
-    def scaled(span: Span) -> str:
-        return _of_run(_share(span, recipe, timeline))
-
-    found.append(f"epochs={recipe.epochs * share!r}")
-    if schedule.decay is not None and schedule.decay_from == "start":
-        found.append(f"schedule.decay={scaled(schedule.decay)}")
-    if schedule.milestones:
-        found.append(f"schedule.milestones={json.dumps([scaled(m) for m in schedule.milestones])}")
-    if recipe.stages:
-        stages = [
-            {**stage.model_dump(mode="json", exclude={"from_"}, exclude_none=True),
-             "from": scaled(stage.from_)}
-            for stage in recipe.stages
-        ]  # fmt: skip
-        found.append(f"stages={json.dumps(stages)}")
-    if recipe.stop_after is not None:
-        found.append(f"stop_after={scaled(recipe.stop_after)}")
+        end = sum(share_of(s, recipe, timeline) for s in (schedule.warmup, schedule.decay))
+        found.append(f"schedule.decay={of_run(max(end - settings.warmup, 1e-3))}")
     return found
 
 
 def _own_warmup(recipe: Recipe, timeline: Timeline) -> float:
     """The recipe's warm-up as a share of the run; one that is longer than the run is cut."""
-    share = _share(recipe.schedule.warmup, recipe, timeline)
+    share = share_of(recipe.schedule.warmup, recipe, timeline)
     return round(share, 3) if share < 1 else LONGEST_WARMUP
-
-
-def _share(span: Span, recipe: Recipe, timeline: Timeline) -> float:
-    """A length from the start of the run as a share of the run."""
-    return timeline.epoch(timeline.steps(span)) / recipe.epochs
-
-
-def _of_run(share: float) -> str:
-    return str(Span(min(round(share, 6), 1.0), "dur"))

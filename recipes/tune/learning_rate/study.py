@@ -39,14 +39,13 @@ class Study:
         folder: Folder of the journal. Nobody else may write into it.
         recipe: The recipe.
         space: The ranges.
-        seed: Seed of the settings that are suggested.
 
     Raises:
         RecipeError: The folder holds a study of something else, or a journal that cannot be read.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, space: Space, seed: int) -> None:
-        self._space, self._seed, self._folder = space, seed, folder
+    def __init__(self, folder: Path, recipe: Recipe, space: Space) -> None:
+        self._space, self._seed, self._folder = space, recipe.seed, folder
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         journal = str(folder / JOURNAL)
         pruner = optuna.pruners.PercentilePruner(BEHIND, FEWEST_TO_PRUNE, PRUNED_FROM)
@@ -79,7 +78,6 @@ class Study:
         content = {
             "recipe": same.model_dump(mode="json", by_alias=True),
             "ranges": {name: [d.low, d.high] for name, d in self._space.items()},
-            "seed": self._seed,
         }
         now, known = json.loads(json.dumps(content)), self.note("of")
         if known is None:
@@ -105,7 +103,7 @@ class Study:
             Tried.of(stage, trial)
             for stage, study in self._studies.items()
             for trial in study.get_trials(deepcopy=False)
-            if trial.state is not TrialState.WAITING
+            if "lr" in trial.user_attrs  # it has begun
         ]
 
     def begin_coarse(self, first: Sequence[Settings]) -> Tried:
@@ -118,40 +116,43 @@ class Study:
         study = self._studies["coarse"]
         study.sampler = optuna.samplers.TPESampler(seed=self._seed + number, n_startup_trials=0)
         if number < len(first):
-            study.enqueue_trial(first[number])
-        return self._begin("coarse", self._space, None, {})
+            study.enqueue_trial(first[number]._asdict())
+        return self._begin("coarse", self._space)
 
     def begin_fine(self, settings: Settings, place: int, seed: int) -> Tried:
         """Begin a trial of the fine stage, at a place of its line and with a seed of training."""
+        own = settings._asdict()
         ranges = {
-            name: FloatDistribution(min(d.low, value), max(d.high, value), log=d.log)
-            for (name, d), value in zip(self._space.items(), settings.values(), strict=True)
+            name: FloatDistribution(min(d.low, own[name]), max(d.high, own[name]), log=d.log)
+            for name, d in self._space.items()
         }
-        self._studies["fine"].enqueue_trial(settings)
-        return self._begin("fine", ranges, settings, {"place": place, "seed": seed})
+        self._studies["fine"].enqueue_trial(own)
+        return self._begin("fine", ranges, place=place, seed=seed)
 
-    def _begin(
-        self, stage: str, ranges: Space, settings: Settings | None, place: dict[str, int]
-    ) -> Tried:
+    def _begin(self, stage: str, ranges: Space, **place: int) -> Tried:
         self._trial, self._stage, self._evaluations = self._studies[stage].ask({**ranges}), stage, 0
-        found = settings or {name: rounded(value) for name, value in self._trial.params.items()}
-        self._set(settings=found, **place)
-        return Tried(stage, self._trial.number, found, "running", **place)
+        values = {name: rounded(value) for name, value in self._trial.params.items()}
+        self._set(**values, **place)
+        return self._tried()
+
+    def _tried(self) -> Tried:
+        trials = self._studies[self._stage].get_trials(deepcopy=False)
+        return Tried.of(self._stage, trials[self._trial.number])
 
     def report(self, reading: Reading) -> bool:
         """Note an evaluation of the trial that runs; whether it is a coarse one that is behind."""
         self._evaluations += 1
-        self._set(top1=reading.top1, loss=reading.loss, epochs=reading.epoch)
-        self._trial.report(_value(reading), self._evaluations)
+        loss = reading.loss if math.isfinite(reading.loss) else None
+        self._set(top1=reading.top1, loss=loss, epochs=reading.epoch)
+        self._trial.report(_value(reading.top1, loss), self._evaluations)
         return self._stage == "coarse" and self._trial.should_prune()
 
     def tell(self, state: State, **known: float) -> Tried:
         """Note how the trial that runs ended, and its epochs and seconds."""
-        study, number = self._studies[self._stage], self._trial.number
         self._set(state=state, **known)
-        ended = Tried.of(self._stage, study.get_trials(deepcopy=False)[number])
+        study, number, ended = self._studies[self._stage], self._trial.number, self._tried()
         if state == "finished":
-            study.tell(number, _value(ended))
+            study.tell(number, _value(ended.top1, ended.loss))
         else:
             study.tell(number, state=TrialState.PRUNED if ended.counts else TrialState.FAIL)
         return ended
@@ -161,7 +162,6 @@ class Study:
             self._trial.set_user_attr(name, value)
 
 
-def _value(result: Reading | Tried) -> float:
+def _value(top1: float | None, loss: float | None) -> float:
     """What the sampler and the pruner see: the accuracy, and of equal ones the loss."""
-    loss = result.loss if result.loss is not None and math.isfinite(result.loss) else math.inf
-    return (result.top1 or 0.0) - min(loss, 99.0) / 100
+    return (top1 or 0.0) - (99.0 if loss is None else min(loss, 99.0)) / 100

@@ -191,7 +191,6 @@ def test_wrong_batches_are_refused(base, batches, message):
         ("stages=[{from: 5ep, batch_size: 8, lr: sqrt}]", "stages: batch_size changes during"),
         ("stages=[{from: 5ep, micro_batch_size: 2}]", "stages: micro_batch_size changes during"),
         ("stop_after=5ep", "stop_after: the run ends before its schedule does, .*; valid here: nu"),
-        ("schedule.decay=51ep", "schedule.decay: 51ep is longer than the run, 50 epochs"),
         ("data={source: synthetic, holdout: null}", "data.source: synthetic images"),
     ],
 )

@@ -7,7 +7,7 @@ from unittest import mock
 
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.tune.learning_rate import search as module
-from largebatch.recipes.tune.learning_rate.search import Options, search
+from largebatch.recipes.tune.learning_rate.search import search
 from largebatch.recipes.tune.trial import Outcome, Reading
 from tests.recipes.runs import BASE, JOB
 
@@ -21,17 +21,19 @@ class FakeRuns:
         best_lr: The best rate; above ten times that, runs diverge.
         best_warmup: The best share of warm-up.
         start: Seconds of a start, by a clock of their own; an epoch takes one more.
+        imports: Seconds that the first run takes more.
         fail: Called with the number of the run, and that of the evaluation that comes.
         seeds: By how many points a seed changes the accuracy.
         loss: The loss at an accuracy.
     """
 
     def __init__(
-        self, best_lr=4.0, best_warmup=0.2, start=0.0, fail=None, seeds=0.0, loss=None, slow=1.0
-    ):
+        self, best_lr=4.0, best_warmup=0.2, start=0.0, fail=None, seeds=0.0, loss=None, slow=1.0,
+        imports=0.0,
+    ):  # fmt: skip
         self.best_lr, self.best_warmup, self.start, self.fail = best_lr, best_warmup, start, fail
         self.seeds, self.loss, self.slow = seeds, loss or (lambda top1: 1 - top1 / 100), slow
-        self.made, self.now = [], 100.0
+        self.made, self.now, self.imports = [], 100.0, imports
 
     def top1(self, recipe):
         off = math.log10(recipe.optimizer.lr / self.best_lr)
@@ -44,9 +46,11 @@ class FakeRuns:
         timed = Path(run_dir).name == "timed"
         if not timed:
             self.made.append(recipe)
-        (Path(run_dir) / "checkpoints").mkdir(parents=True)
+        if job.is_main:
+            (Path(run_dir) / "checkpoints").mkdir(parents=True)
         began, readings, status = self.now, [], "finished"
-        self.now += self.start
+        self.now += self.start + self.imports
+        self.imports = 0.0
         if recipe.optimizer.lr > 10 * self.best_lr:
             return Outcome("diverged", (), (), 0.1 * recipe.epochs, self.start, precision="fp32")
         for part in range(1, EVALUATIONS + 1):
@@ -62,10 +66,13 @@ class FakeRuns:
         chosen = "bf16" if recipe.precision == "auto" else recipe.precision
         step = recipe.epochs / EVALUATIONS  # of the run that is timed: one of its "steps"
         seconds = self.now - began
-        return Outcome(status, tuple(readings), (), readings[-1].epoch, seconds, step, 0.0, chosen)
+        outcome = Outcome(
+            status, tuple(readings), (), readings[-1].epoch, seconds, step, 0.0, chosen
+        )
+        return job.gather(outcome)[0]  # rank 0 alone has the watch
 
 
-def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, **options):
+def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, job=JOB, **options):
     """Search on the photos, with computed runs; return what was found and the runs."""
     fakes = fakes or FakeRuns()
     here = [*BASE, "epochs=40", f"data.path={photos}", "data.holdout=13", *overrides]
@@ -73,5 +80,5 @@ def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, **option
         options.setdefault("runs", 8.0)
     clock = SimpleNamespace(monotonic=lambda: fakes.now)
     with mock.patch.object(module, "measure", fakes), mock.patch.object(module, "time", clock):
-        found = search(recipe, here, JOB, Path(out), Options(**options), say or (lambda _: None))
+        found = search(recipe, here, job, Path(out), say=say or (lambda _: None), **options)
     return found, fakes

@@ -9,7 +9,6 @@ from largebatch.recipes.tune.learning_rate.line import (
     LONGEST,
     STEP,
     WORST,
-    behind,
     best_place,
     next_place,
     rate_at,
@@ -38,7 +37,6 @@ def test_the_best_rate_has_a_neighbour_on_each_side_and_two_seeds(centre, off, g
     # No rate is tried above one that diverged.
     assert sum(score == WORST for score in results.values()) <= 1
     assert len(results) <= 7
-    assert all(points >= 0 for points in behind(results, place).values())
 
 
 def test_the_line_ends_at_the_range_and_after_a_number_of_rates():
@@ -58,4 +56,15 @@ def test_the_mean_of_two_seeds_decides_between_the_best_two():
     assert best_place(results) == 0
     assert best_place({**results, (0, 1): (85.0, -1.0)}) == 0  # the second one has no other yet
     assert best_place({**results, (0, 1): (85.0, -1.0), (1, 1): (88.0, -1.0)}) == 1
-    assert behind(results, 0) == {-1: 10.0, 1: 1.0}
+
+
+@given(st.integers(0, 54), st.integers(0, 54), st.integers(0, 54))
+def test_of_places_with_equally_many_right_images_the_lower_loss_is_the_best(one, other, moved):
+    """Of 54 images, however they are spread over two seeds."""
+    moved = min(moved, 54 - one, other)
+    results = {(0, 0): (100 * one / 54, -1.0), (0, 1): (100 * other / 54, -1.0)}
+    results |= {
+        (1, 0): (100 * (one + moved) / 54, -0.9),
+        (1, 1): (100 * (other - moved) / 54, -0.9),
+    }
+    assert best_place(results) == 1

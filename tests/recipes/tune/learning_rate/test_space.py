@@ -10,36 +10,28 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.schedule import learning_rates
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.tune.learning_rate.space import (
-    FURTHER,
+    Settings,
     first_settings,
-    own_settings,
     space_of,
     trial_overrides,
 )
 
 
-def of(*overrides, name="digits", images=1437, also=(), lr=None):
-    """The recipe, its timeline, its ranges and its own settings."""
+def of(*overrides, name="digits", images=1437, lr=None):
+    """The recipe, its timeline, its ranges and the first settings."""
     recipe = load(name, overrides).recipe
     timeline = timeline_of(recipe, images)
-    space = space_of(recipe, timeline, also, lr)
-    return recipe, timeline, space, own_settings(recipe, timeline, space)
+    space = space_of(recipe, timeline, lr)
+    return recipe, timeline, space, first_settings(recipe, timeline, space)
 
 
 def test_the_ranges_are_around_the_recipes_values():
-    _, _, space, own = of(also=FURTHER)
+    _, _, space, (own, *_) = of()
     assert space == {
         "lr": FloatDistribution(0.133, 120, log=True),
         "warmup": FloatDistribution(0.0, 0.4),
-        "power": FloatDistribution(0.5, 4.0),
-        "momentum": FloatDistribution(0.5, 0.98),
-        "weight_decay": FloatDistribution(1e-5, 1e-3, log=True),
-        "trust_coefficient": FloatDistribution(1e-4, 1e-2, log=True),
     }
-    assert own == {
-        **{"lr": 4.0, "warmup": 0.196, "power": 2.0, "momentum": 0.9},
-        **{"weight_decay": 1e-4, "trust_coefficient": 1e-3},
-    }
+    assert own == (4.0, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -53,48 +45,32 @@ def test_the_ranges_are_around_the_recipes_values():
     ],
 )
 def test_the_longest_warmup_ends_before_the_rate_falls(overrides, longest):
-    _, _, space, own = of(*overrides)
+    _, _, space, (own, *_) = of(*overrides)
     assert space["warmup"].high == pytest.approx(longest, abs=0.005)
-    assert 0 <= own["warmup"] <= space["warmup"].high
+    assert 0 <= own.warmup <= space["warmup"].high
 
 
 def test_the_first_settings_are_the_recipes_own_then_rates_over_the_whole_range():
-    _, _, space, own = of("optimizer.lr=40", "schedule.warmup=0")
-    first = first_settings(own, space)
-    assert first[0] == own == {"lr": 40, "warmup": 0}
-    assert [s["warmup"] for s in first[1:]] == [0.15] * 4
-    assert [s["lr"] for s in first[1:]] == [10.2, 156, 2.63, 608]
-    _, _, space, own = of(lr=(0.1, 1.0))  # which does not hold the recipe's rate
-    assert all(0.1 <= s["lr"] <= 1.0 and s["warmup"] == 0.196 for s in first_settings(own, space))
+    *_, first = of("optimizer.lr=40", "schedule.warmup=0")
+    assert first == [(40, 0), *((lr, 0.15) for lr in (10.2, 156, 2.63, 608))]
+    *_, first = of(lr=(0.1, 1.0))  # which does not hold the recipe's rate
+    assert all(0.1 <= s.lr <= 1.0 and s.warmup == 0.2 for s in first)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "also", "lr", "message"),
+    ("overrides", "lr", "message"),
     [
-        ([], [], (2.0, 1.0), "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"),
-        ([], [], (1.0, 1.0), "--lr: 1..1 is an empty range"),
-        ([], [], (0.0, 1.0), "--lr: 0..1 is an empty range"),
-        ([], [], (math.nan, 1.0), "--lr: nan..1 is an empty range"),
-        ([], [], (1e-5, 1.0), "--lr: 1e-05 is below schedule.start or schedule.end, 0.0001"),
-        (["optimizer.lr=0"], [], None, "optimizer.lr: 0 gives no range of rates"),
-        ([], ["gamma"], None, "--also: gamma cannot be varied here; valid: power, momentum, we"),
-        (
-            ["schedule.name=cosine", "schedule.power=2"],
-            ["power"],
-            None,
-            "--also: power cannot be varied here; valid: momentum, weight_decay, trust_coefficient",
-        ),
-        (
-            ["optimizer.name=adamw"],
-            ["momentum"],
-            None,
-            "--also: momentum cannot be varied here; valid: power, weight_decay",
-        ),
+        ([], (2.0, 1.0), "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"),
+        ([], (1.0, 1.0), "--lr: 1..1 is an empty range"),
+        ([], (0.0, 1.0), "--lr: 0..1 is an empty range"),
+        ([], (math.nan, 1.0), "--lr: nan..1 is an empty range"),
+        ([], (1e-5, 1.0), "--lr: 1e-05 is below schedule.start or schedule.end, 0.0001"),
+        (["optimizer.lr=0"], None, "optimizer.lr: 0 gives no range of rates"),
     ],
 )
-def test_ranges_that_cannot_be_searched_are_refused(overrides, also, lr, message):
+def test_ranges_that_cannot_be_searched_are_refused(overrides, lr, message):
     with pytest.raises(RecipeError) as caught:
-        of(*overrides, also=also, lr=lr)
+        of(*overrides, lr=lr)
     assert str(caught.value).startswith(message)
 
 
@@ -117,7 +93,7 @@ def test_a_trial_has_the_recipes_schedule_at_its_length(shape, share):
     """With the recipe's own values, the rate at each share of the run is the recipe's."""
     name = shape if shape.startswith("resnet") else "digits"
     images = 1437 * (100 if name != "digits" else 1)
-    recipe, timeline, _, own = of(*SHAPES[shape], name=name, images=images)
+    recipe, timeline, _, (own, *_) = of(*SHAPES[shape], name=name, images=images)
     overrides = [*SHAPES[shape], *trial_overrides(recipe, timeline, own, share)]
     trial = load(name, overrides).recipe
     short = timeline_of(trial, images)
@@ -132,8 +108,8 @@ def test_a_trial_has_the_recipes_schedule_at_its_length(shape, share):
 
 
 def test_a_decay_of_stated_length_ends_where_it_did_after_a_longer_warmup():
-    recipe, timeline, _, own = of(name="resnet50-b8192", images=1_281_167)
-    overrides = trial_overrides(recipe, timeline, {**own, "warmup": 0.25})
+    recipe, timeline, _, (own, *_) = of(name="resnet50-b8192", images=1_281_167)
+    overrides = trial_overrides(recipe, timeline, Settings(own.lr, 0.25))
     trial = load("resnet50-b8192", overrides).recipe
     ends = [
         rates.warmup_steps + rates.decay_steps
