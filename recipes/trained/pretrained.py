@@ -29,15 +29,8 @@ def open_weights(
 ) -> Trained:
     """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``.
 
-    Those are downloaded into the cache of huggingface_hub, unless they are there already.
-
-    Args:
-        path: A path, or ``timm:NAME`` with a name of ``timm.list_pretrained()``, such as
-            ``timm:resnet50.a1_in1k``. Without the tag behind the dot, it is timm's default.
-        overrides: Values to use in place of the recipe's or timm's, ``key=value``.
-        recipe: As for :func:`open_trained`; not with ``timm:``.
-        ema: As for :func:`open_trained`; not with ``timm:``.
-        trust_code: As for :func:`open_trained`.
+    Those have a recipe of their own, ``overrides`` apply to it, and they are downloaded into the
+    cache of huggingface_hub unless they are there already.
 
     Raises:
         RecipeError: As :func:`open_trained` does; timm has no such weights, they cannot be
@@ -78,7 +71,6 @@ def _published(name: str, overrides: Iterable[str]) -> Trained:
         weights=weights_of(name, KEY),
         ema=False,
         loaded=loaded,
-        name=called,
         run_dir=None,
         about={},
         classes=_classes_of(about),
