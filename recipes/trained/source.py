@@ -78,7 +78,7 @@ class Trained:
         try:
             missing, unexpected = model.load_state_dict(self.weights, strict=False)
         except RuntimeError as error:  # with a line for each tensor of another shape
-            problem = f"does not fit: {str(error).splitlines()[1].strip()}"
+            problem = f"does not fit: {str(error).splitlines()[1].strip().rstrip('.')}"
         else:
             ours = model.state_dict()
             given = {ours[key].data_ptr() for key in self.weights if key in ours}
@@ -102,6 +102,11 @@ class Trained:
 def random_images(count: int, size: int) -> Tensor:
     """Random images, FP32, shape ``[count, 3, size, size]``; the same at each call."""
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def one_line(error: BaseException) -> str:
+    """What another package raised, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def open_trained(

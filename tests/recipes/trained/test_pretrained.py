@@ -108,7 +108,7 @@ BAD = {
     "unknown key": (["timm:test_resnet", "data.sise=3"], "unknown key 'data.sise'"),
     "other classes": (
         ["timm:test_resnet", "data.path={names}"],
-        "is 'dog', and that of the model of timm:test_resnet.r160_in1k is 'cat'; valid: ",
+        "has class 2 'dog', which is 'cat' in the model of timm:test_resnet.r160_in1k; valid: ",
     ),
 }
 
