@@ -38,12 +38,11 @@ def open_weights(
     """
     if not str(path).startswith(TIMM):
         return open_trained(path, overrides, recipe=recipe, ema=ema, trust_code=trust_code)
-    for option, given in (("--recipe", recipe is not None), ("--ema", ema)):
-        if given:
-            raise RecipeError(
-                f"{option}: not for {path}, which has settings and weights of its own; valid: "
-                f"without {option}"
-            )
+    if recipe is not None or ema:
+        raise RecipeError(
+            f"{'--ema' if ema else '--recipe'}: not for {path}, which has settings and weights of "
+            "its own; valid: neither"
+        )
     return _published(str(path).removeprefix(TIMM), overrides)
 
 
@@ -90,17 +89,17 @@ def _images_of(about: dict[str, Any], called: str) -> dict[str, Any]:
     config = resolve_data_config(pretrained_cfg=about, use_test_size=True)
     channels, height, width = config["input_size"]
     crop, interpolation = config["crop_mode"], config["interpolation"]
-    for need, is_met in {
+    needs = {
         f"images of {channels} channels": channels == 3,
         f"images of {height} x {width} px": height == width,
         f"the crop mode {crop}": crop == "center",
         f"the interpolation {interpolation}": interpolation in INTERPOLATIONS,
-    }.items():
-        if not is_met:
-            raise RecipeError(
-                f"{KEY}: {called} was measured with {need}, which evaluate does not make; valid: "
-                f"weights for square RGB images, central crops, {' or '.join(INTERPOLATIONS)}"
-            )
+    }
+    if unmet := [need for need, is_met in needs.items() if not is_met]:
+        raise RecipeError(
+            f"{KEY}: {called} was measured with {unmet[0]}, which evaluate does not make; valid: "
+            f"weights for square RGB images, central crops, {' or '.join(INTERPOLATIONS)}"
+        )
     return {
         "image_size": height,
         "eval_size": height,

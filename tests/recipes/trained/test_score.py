@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from largebatch.pipeline import DataError
 from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import RECIPE
 from largebatch.recipes.trained.score import check_fit, score, wilson
 from largebatch.recipes.trained.source import open_trained
@@ -76,32 +78,22 @@ def test_the_weights_of_a_checkpoint_are_those_that_the_run_exports(half):
         assert_same(read_weights(checkpoint, ema=ema), torch.load(half / name))
 
 
-def train_on_ranks(root, folder):
+def train_and_score_on_ranks(root, folder, plain):
     make(root, folder, *HALF).run()
+    job = Job(dist.get_rank(), 2, 2, torch.device("cpu"))
+    return score(open_trained(plain), job)
 
 
-def test_a_run_of_two_ranks_scores_the_same_on_one(photos, tmp_path):
-    run_ranks(2, train_on_ranks, photos, tmp_path)
+def test_two_ranks_score_as_one(photos, plain, tmp_path):
+    together = run_ranks(2, train_and_score_on_ranks, photos, tmp_path, plain)
     last = last_evaluation(tmp_path)
     for ema, prefix in ((False, ""), (True, "ema_")):
         found = scored(tmp_path, ema=ema)
         assert (found.top1, found.top5) == (last[f"{prefix}top1"], last[f"{prefix}top5"])
         # The loss of each batch is rounded to FP32, and the ranks had other batches.
         assert found.loss == pytest.approx(last[f"{prefix}loss"], rel=1e-6)
-
-
-def score_on_ranks(folder, _):
-    import torch.distributed as dist
-
-    from largebatch.recipes.ranks import Job
-
-    job = Job(dist.get_rank(), 2, 2, torch.device("cpu"))
-    return score(open_trained(folder), job)
-
-
-def test_several_ranks_evaluate_together(plain):
     alone = scored(plain)
-    for found in run_ranks(2, score_on_ranks, plain, None):
+    for found in together:
         assert (found.top1, found.top5, found.images) == (alone.top1, alone.top5, alone.images)
 
 
@@ -153,18 +145,13 @@ class Tied(torch.nn.Module):
         return self.fc(self.second(self.first(images)).mean((2, 3)))
 
 
-@pytest.fixture
-def tied(photos, tmp_path, monkeypatch):
+def test_shared_weights_are_read_from_a_checkpoint(photos, tmp_path):
     keys = ["model.name=tests.recipes.trained.test_score:Tied", "model.zero_init_last_norm=false"]
     make(photos, tmp_path / "tied", *keys, "optimizer.lr=0.1").run()
-    return tmp_path / "tied"
-
-
-def test_shared_weights_are_read_from_a_checkpoint(tied, tmp_path):
-    whole = scored(tied, trust_code=True)
-    before = stopped(tied, tmp_path / "stopped")
+    whole = scored(tmp_path / "tied", trust_code=True)
+    before = stopped(tmp_path / "tied", tmp_path / "stopped")
     assert scored(before, trust_code=True).loss == whole.loss
-    assert whole.loss == last_evaluation(tied)["loss"]
+    assert whole.loss == last_evaluation(tmp_path / "tied")["loss"]
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -185,7 +172,7 @@ def test_the_command_prints_a_table_or_json(half):
 
 
 @pytest.fixture
-def bad(plain, half, photos, tmp_path):
+def bad(plain, half, photos, hub, tmp_path):
     """Paths of what cannot be evaluated."""
     torch.save({"a": torch.ones(2)}, tmp_path / "other.pt")
     (tmp_path / "cut.pt").write_bytes((plain / "weights.pt").read_bytes()[:3000])
@@ -199,6 +186,7 @@ def bad(plain, half, photos, tmp_path):
     torch.save(
         timm.create_model("test_vit", num_classes=3, img_size=32).state_dict(), tmp_path / "vit.pt"
     )
+    stopped(plain, tmp_path / "stopped")
     damaged = stopped(plain, tmp_path / "damaged")
     for file in (damaged / "checkpoints").glob("*/*.pt"):
         file.write_bytes(b"")
@@ -217,6 +205,7 @@ BAD = {
     ),
     "damaged checkpoint": (["{tmp}/damaged"], "is damaged: model.pt has 0 bytes"),
     "no average": (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
+    "no average yet": (["{tmp}/stopped", "--ema"], "holds no moving average of the weights; valid"),
     "average of a file": (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),
     "unknown key": (["{plain}", "data.sise=3"], "recipe digits: unknown key 'data.sise'"),
     "missing data": (["{plain}", "data.path=nowhere"], "data.path: no folder nowhere; valid: "),
@@ -241,6 +230,31 @@ BAD = {
     "no images": (
         ["{plain}", "data.source=synthetic", "data.classes=3"],
         "data.val_images: 0 images to evaluate; valid: at least 1",
+    ),
+    "timm: unknown model": (["timm:resnet51"], "has no weights 'resnet51'; did you mean 'resnet"),
+    "timm: unknown tag": (["timm:resnet50.mine"], "has no weights 'resnet50.mine'; "),
+    "timm: offline": (
+        ["timm:test_efficientnet.r160_in1k", "data.path={photos}"],
+        "RUN: timm:test_efficientnet.r160_in1k cannot be read: ",
+    ),
+    "timm: squashed": (
+        ["timm:eva_giant_patch14_336.clip_ft_in1k", "data.path={photos}"],
+        "RUN: timm:eva_giant_patch14_336.clip_ft_in1k was measured with the crop mode squash, ",
+    ),
+    "timm: features": (
+        ["timm:vit_small_patch14_dinov2.lvd142m", "data.path={photos}"],
+        "RUN: timm:vit_small_patch14_dinov2.lvd142m has no classifier, but gives features; valid",
+    ),
+    "timm: no data": (["timm:test_resnet"], "timm:test_resnet.r160_in1k: data.path: needed for "),
+    "timm: recipe": (
+        ["timm:test_resnet", "--recipe", "digits"],
+        "--recipe: not for timm:test_resnet, which has settings and weights of its own; ",
+    ),
+    "timm: average": (["timm:test_resnet", "--ema"], "--ema: not for timm:test_resnet, which has "),
+    "timm: unknown key": (["timm:test_resnet", "data.sise=3"], "unknown key 'data.sise'"),
+    "timm: other classes": (
+        ["timm:test_resnet", "data.path={tmp}/names"],
+        "has class 2 'dog', which is 'cat' in the model of timm:test_resnet.r160_in1k; valid: ",
     ),
 }  # fmt: skip
 
@@ -298,12 +312,6 @@ def test_another_rank_reports_what_it_alone_finds(plain, error, reports, monkeyp
     result = run("evaluate", plain)
     assert result.exit_code == 2
     assert ("data.path: a.jpg is broken; valid: images" in result.stderr) == reports
-
-
-def test_a_checkpoint_without_an_average_is_refused(plain, tmp_path):
-    before = stopped(plain, tmp_path / "stopped")
-    with pytest.raises(RecipeError, match="holds no moving average of the weights; valid: "):
-        open_trained(before, ema=True)
 
 
 def test_code_that_a_runs_folder_names_is_imported_only_if_it_is_trusted(
