@@ -14,7 +14,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.optimizers import build_optimizer, in_words, place_state, share_work
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.optimizers import OPTIMIZERS, called, entry_of, table
-from largebatch.recipes.training.folder import checkpoint
+from largebatch.recipes.training.folder import checkpoint, saving
 from tests.recipes.runs import JOB, assert_same
 
 #: Keys with which each takes other steps than by default; the rates of groups differ.
@@ -101,7 +101,7 @@ def test_an_optimizer_resumes_bit_for_bit_with_its_groups_rates_and_masters(
         rate = 0.03 if group.get("orthogonal") is False else 0.02
         expected[id(group)] = rate * (0.5 if biases else 1) / 0.02
     saved = {"loader": {}, "precision": {}, "recipe": {}}
-    path = checkpoint.Checkpoints(tmp_path, JOB).save(2, run.model, run.optimizer, saved)
+    path = saving.Checkpoints(tmp_path, JOB).write(2, run.model, run.optimizer, saved)
     again = Run(of, precision)
     again.resume(path)
     assert_same(again.train(STEPS - 2).tensors(), run.train(STEPS - 2).tensors())
@@ -279,7 +279,7 @@ def test_steps_that_an_optimizer_counts_in_its_groups_resume(tmp_path, apex, pre
 
     run = OnGpu().train(2)
     saved = {"loader": {}, "precision": {}, "recipe": {}}
-    path = checkpoint.Checkpoints(tmp_path, JOB).save(2, run.model, run.optimizer, saved)
+    path = saving.Checkpoints(tmp_path, JOB).write(2, run.model, run.optimizer, saved)
     again = OnGpu()
     again.resume(path)
     assert_same(again.train(3).tensors(), run.train(3).tensors())
