@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...comm import straggler_slowdown
+from ...comm import Plan, straggler_slowdown
 from ...pipeline import Phase, without_query
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
@@ -21,7 +22,7 @@ from ..training.data import is_url, open_split
 from ..training.timeline import Timeline, timeline_of
 from ..training.watch.memory import Memory, MemoryCounter
 from .division import fit
-from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA, Gpu
+from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA
 from .scaling import Setting, setting
 from .schedule import image_count
 from .speed import gpu_named
@@ -29,18 +30,19 @@ from .speed import gpu_named
 _IMAGENET = (1_281_167, 50_000)
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What may be otherwise: factors on the throughput of a GPU and on that predicted of several,
-    evaluation relative to training, and times of an evaluation and a checkpoint besides these."""
+#: A backward pass multiplies by the weights twice, a forward pass once.
+_EVALUATION_SPEED = 3.0
+_CHECKPOINT_BYTES_PER_SECOND = 1e9
+_START_SECONDS = 0.5  # of an evaluation and of a checkpoint
+
+
+class Rates(NamedTuple):
+    """What may be otherwise: factors on the throughput of a GPU, on that predicted of several, and
+    on the time of evaluations and checkpoints."""
 
     speed: float = 1.0
     kept: float = 1.0
-    #: A backward pass multiplies by the weights twice, a forward pass once.
-    evaluation: float = 3.0
-    evaluation_start_seconds: float = 0.5
-    checkpoint_bytes_per_second: float = 1e9
-    checkpoint_start_seconds: float = 0.5
+    besides: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,35 +72,20 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Point:
-    """The plan for one number of GPUs.
-
-    Attributes:
-        gpus: number of GPUs.
-        recipe: the recipe, with the micro-batches that divide on them.
-        timeline: its steps.
-        batch_norm_images: images over which batch norm takes statistics; None without batch norm.
-        reduced_bytes: bytes of the gradients that each step reduces; 0 on one GPU.
-        memory: memory per GPU, in the recipe's precision.
-        times: the predicted times.
-        efficiency: throughput per GPU relative to the best measured batch, from 0 to 1.
-        input_per_node: images per second that each node must read and decode.
-        assumptions: what each changes, the one that changes most first.
-        cost: price of the run; None without a price.
-        notices: what must change, or is worth a look.
-    """
+    """The plan for one number of GPUs."""
 
     gpus: int
-    recipe: Recipe
+    recipe: Recipe  # with the micro-batches that divide on them
     timeline: Timeline
-    batch_norm_images: int | None
-    reduced_bytes: int
-    memory: Memory
+    batch_norm_images: int | None  # over which it takes statistics; None without batch norm
+    reduced_bytes: int  # of the gradients that each step reduces; 0 on one GPU
+    memory: Memory  # per GPU, in the recipe's precision
     times: Times
-    efficiency: float
-    input_per_node: float
-    assumptions: tuple[Assumption, ...]
-    cost: float | None
-    notices: tuple[str, ...]
+    efficiency: float  # throughput per GPU relative to the best measured batch, from 0 to 1
+    input_per_node: float  # images per second that each node must read and decode
+    assumptions: tuple[Assumption, ...]  # the one that changes most first
+    cost: float | None  # price of the run; None without a price
+    notices: tuple[str, ...]  # what must change, or is worth a look
 
     @property
     def micro_batch_size(self) -> int:
@@ -147,14 +134,10 @@ class RunPlan:
 def plan_run(
     loaded: Loaded, gpus: Sequence[int], *, price: float | None = None, **options: Any
 ) -> RunPlan:
-    """Plan a run on each of some numbers of GPUs.
+    """Plan a run on each of some numbers of GPUs, ascending.
 
-    Args:
-        loaded: the recipe.
-        gpus: numbers of GPUs, ascending.
-        price: price of an hour of one GPU.
-        options: of :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``,
-            ``measured``, ``fitted``.
+    ``price`` is that of an hour of one GPU, and ``options`` are those of
+    :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``, ``measured``, ``fitted``.
 
     Raises:
         RecipeError, DataError, PlanError, TopologyError: options or recipe do not fit.
@@ -178,7 +161,12 @@ def plan_run(
         run = _Run(fitted, timeline, common, validation, counter.checkpoint_bytes(precision, n))
         times = run.times(Rates())
         memory = _memory(counter, timeline, precision, n)
-        notices += _too_large(memory, preset, n)
+        if preset and memory.peak > 1e9 * preset.memory_gb:
+            notices += (
+                f"{n:,} GPUs: {memory.peak / 1e9:.1f} GB with micro_batch_size="
+                f"{memory.micro_batch_size} do not fit into {preset.memory_gb:g} GB; a smaller one "
+                "does the same steps, with batch norm over fewer images",
+            )
         for phase in timeline.phases:
             notices += common.warnings(phase.micro_batch_size)
         each = fitted.batch_size / times.step / n
@@ -201,7 +189,6 @@ def plan_run(
         )
     timeline = points[0].timeline
     last = timeline.last_step(recipe)
-    rates = Rates()
     return RunPlan(
         loaded.name,
         options.get("gpu"),
@@ -213,33 +200,36 @@ def plan_run(
         (
             f"{images:,} training images ({where}), {validation:,} to evaluate ({source})",
             *common.inputs,
-            f"evaluation at {rates.evaluation:g} times the speed of training, "
-            f"{rates.evaluation_start_seconds:g} s to start one; checkpoints at "
-            f"{rates.checkpoint_bytes_per_second / 1e9:g} GB/s and "
-            f"{rates.checkpoint_start_seconds:g} s each (assumed)",
+            f"evaluation at {_EVALUATION_SPEED:g} times the speed of training, checkpoints at "
+            f"{_CHECKPOINT_BYTES_PER_SECOND / 1e9:g} GB/s, {_START_SECONDS:g} s to start (assumed)",
         ),
         tuple(points),
     )
 
 
+@dataclass
 class _Run:
     """A run on a number of GPUs."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        timeline: Timeline,
-        common: Setting,
-        validation: int,
-        checkpoint_bytes: int,
-    ) -> None:
-        self.recipe, self.timeline, self.common = recipe, timeline, common
-        self.validation, self.checkpoint_bytes = validation, checkpoint_bytes
-        self.gpus, self.plan = timeline.world_size, None
-        if self.gpus > 1:
-            topology = common.cluster(self.gpus).topology
-            self.plan = build_plan(recipe, topology)
-            self.plan.check(topology)
+    recipe: Recipe
+    timeline: Timeline
+    common: Setting
+    validation: int  # images to evaluate
+    checkpoint_bytes: int
+
+    @property
+    def gpus(self) -> int:
+        return self.timeline.world_size
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """How gradients are reduced; None on one GPU."""
+        if self.gpus == 1:
+            return None
+        topology = self.common.cluster(self.gpus).topology
+        plan = build_plan(self.recipe, topology)
+        plan.check(topology)
+        return plan
 
     def counts(self) -> tuple[int, int]:
         """Number of evaluations and of checkpoints, those at the end included."""
@@ -272,12 +262,13 @@ class _Run:
         batches = math.ceil(self.validation / (micro * self.gpus))
         pixels = self.pixels(recipe.eval_size)
         alone = self.common.images / self.common.profile.compute_seconds * rates.speed
-        evaluation = rates.evaluation_start_seconds
-        evaluation += batches * micro * pixels / (rates.evaluation * alone)
-        checkpoint = rates.checkpoint_start_seconds
-        checkpoint += self.checkpoint_bytes / rates.checkpoint_bytes_per_second
+        evaluation = _START_SECONDS + batches * micro * pixels / (_EVALUATION_SPEED * alone)
+        checkpoint = _START_SECONDS + self.checkpoint_bytes / _CHECKPOINT_BYTES_PER_SECOND
         return Times(
-            steps[0], training, evaluations * weights * evaluation, checkpoints * checkpoint
+            steps[0],
+            training,
+            rates.besides * evaluations * weights * evaluation,
+            rates.besides * checkpoints * checkpoint,
         )
 
     def _step(self, phase: Phase, rates: Rates) -> float:
@@ -293,31 +284,31 @@ class _Run:
 
     def assumptions(self, efficiency: float) -> tuple[Assumption, ...]:
         """What each assumption changes, the one that changes most first."""
-        best, between = self.common.speed.best, self.common.speed.between
+        best, between = self.common.speed.best.per_gpu, self.common.speed.between
         low, high = self.common.between(self.gpus, efficiency)
-        speeds = f"{between.low:,.0f} to {between.high:,.0f} images/s: {between.source}"
-        shares = f"{low:.2f} to {high:.2f} times the prediction, as {PUBLISHED_RUNS} published runs"
-        found: dict[str, tuple[str, Rates, Rates]] = {
-            "speed of one GPU": (
-                speeds,
-                Rates(speed=between.high / best.per_gpu),
-                Rates(speed=between.low / best.per_gpu),
+        found = (
+            (
+                "speed of one GPU",
+                f"{between.low:,.0f} to {between.high:,.0f} images/s: {between.source}",
+                Rates(speed=between.high / best),
+                Rates(speed=between.low / best),
             ),
-            "scaling": (shares, Rates(kept=high), Rates(kept=low)),
-            "evaluation": (
-                "1 to 3 times the speed of training, 0.1 to 2 s to start",
-                Rates(evaluation_start_seconds=0.1),
-                Rates(evaluation=1.0, evaluation_start_seconds=2.0),
+            (
+                "scaling",
+                f"{low:.2f} to {high:.2f} times the prediction, as {PUBLISHED_RUNS} published runs",
+                Rates(kept=high),
+                Rates(kept=low),
             ),
-            "checkpoints": (
-                "0.1 s and 4 GB/s to 2 s and 0.2 GB/s",
-                Rates(checkpoint_start_seconds=0.1, checkpoint_bytes_per_second=4e9),
-                Rates(checkpoint_start_seconds=2.0, checkpoint_bytes_per_second=0.2e9),
+            (
+                "evaluation and checkpoints",
+                "a third to three times as long (assumed)",
+                Rates(besides=1 / 3),
+                Rates(besides=3.0),
             ),
-        }
+        )
         effects = (
             Assumption(name, text, self.times(short).total, self.times(long).total)
-            for name, (text, short, long) in found.items()
+            for name, text, short, long in found
         )
         return tuple(sorted(effects, key=lambda one: one.low - one.high))
 
@@ -344,17 +335,6 @@ def _statistics(recipe: Recipe, model: nn.Module, timeline: Timeline, gpus: int)
     asked = recipe.batch_norm
     ranks = {"group": asked.ranks or 1, "global": gpus}.get(asked.over, 1)
     return asked.images or ranks * timeline.phases[0].micro_batch_size
-
-
-def _too_large(memory: Memory, preset: Gpu | None, gpus: int) -> tuple[str, ...]:
-    """A line if a step needs more memory than the GPU has."""
-    if preset is None or memory.peak <= 1e9 * preset.memory_gb:
-        return ()
-    return (
-        f"{gpus:,} GPUs: {memory.peak / 1e9:.1f} GB with micro_batch_size="
-        f"{memory.micro_batch_size} do not fit into {preset.memory_gb:g} GB; a smaller one does "
-        "the same steps, with batch norm over fewer images",
-    )
 
 
 def _data(recipe: Recipe) -> tuple[int, int, str]:

@@ -134,17 +134,10 @@ def setting(
 ) -> Setting:
     """Collect what clusters share from a recipe and the options of the command line.
 
-    Args:
-        loaded: the recipe.
-        gpu: name of a GPU preset.
-        links: ``INTRA+INTER``, names of link presets; by default those of the GPU.
-        gpus_per_node: number of GPUs per node; by default that of the GPU preset.
-        measured: throughput of one GPU or of a node; see :func:`~.speed.find_speed`.
-        images_per_gpu: images per GPU and step; by default the recipe's ``micro_batch_size``.
-        bus_gbytes: measured bus bandwidth between nodes, in 10^9 bytes per second.
-        oversubscription: factor by which the network between nodes is oversubscribed.
-        fitted: file with the links fitted by ``largebatch comm tune``, in place of presets.
-        alone: whether only single GPUs are asked about, which need no links.
+    ``images_per_gpu`` is the recipe's ``micro_batch_size`` by default, the nodes and links are
+    those of the GPU preset, and ``fitted`` is a file of ``largebatch comm tune`` in place of links.
+    ``bus_gbytes`` is the bus bandwidth between nodes in 10^9 bytes per second, and
+    ``oversubscription`` the factor of the network there. Single GPUs ``alone`` need no links.
 
     Raises:
         RecipeError: options are unknown, exclude each other, or are missing.
@@ -258,10 +251,7 @@ def _links(
 def sweep(common: Setting, gpus: int, plan: Plan | None = None) -> list[Point]:
     """Predict clusters of 8, 16, 32, … and finally ``gpus`` GPUs.
 
-    Args:
-        common: what they share.
-        gpus: size of the largest.
-        plan: plan for all of them, in place of DDP's default, the back end's own all-reduce.
+    ``plan`` is that of all of them, by default DDP's, the back end's own all-reduce.
 
     Raises:
         RecipeError: ``gpus`` is less than 2 or does not fill whole nodes.

@@ -26,21 +26,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Speed:
-    """The time of a step on one GPU.
+    """The time of a step on one GPU."""
 
-    Attributes:
-        step: the time by the number of images, without waiting for other GPUs.
-        best: what it was measured with, at its best batch. Efficiencies are relative to it.
-        between: throughputs that may be expected in place of the best's.
-        holds: smallest and largest number of images for which the time of a step is known.
-        sources: one line for each number, with its source.
-    """
-
-    step: StepTime
-    best: Measured
-    between: Between
-    holds: tuple[int, int]
-    sources: tuple[str, ...]
+    step: StepTime  # by the number of images, without waiting for other GPUs
+    best: Measured  # at the best measured batch; efficiencies are relative to it
+    between: Between  # throughputs that may be expected in place of the best's
+    holds: tuple[int, int]  # smallest and largest number of images for which the time is known
+    sources: tuple[str, ...]  # one line for each number
 
 
 def gpu_named(name: str | None) -> Gpu | None:
@@ -57,13 +49,10 @@ def gpu_named(name: str | None) -> Gpu | None:
 
 
 def find_speed(recipe: Recipe, gpu: str | None, measured: str | None) -> Speed:
-    """Return the time of a step from a preset or from the options of the command line.
+    """Return the time of a step from the preset ``gpu``, or as it was ``measured``.
 
-    Args:
-        recipe: the recipe.
-        gpu: name of a preset.
-        measured: one or two throughputs, ``[GPUSx]IMAGES:RATE``, in place of the preset's. With
-            one, the time per step that does not shrink with the images is the preset's.
+    That is one or two throughputs, ``[GPUSx]IMAGES:RATE``. With one, the time per step that does
+    not shrink with the images is the preset's.
 
     Raises:
         RecipeError: options are unknown or missing.

@@ -29,13 +29,12 @@ Target = Literal["timm", "safetensors", "onnx"]
 
 
 class Accuracy(NamedTuple):
-    """The accuracy of weights, as their run evaluated them: top-1 and top-5 in percent, the mean
-    cross-entropy and the number of images, None where they are not known."""
+    """The accuracy of weights, as their run evaluated them."""
 
-    top1: float
-    top5: float
-    loss: float | None
-    images: int | None
+    top1: float  # percent
+    top5: float  # percent
+    loss: float | None  # mean cross-entropy; None if not known
+    images: int | None  # None if not known
 
 
 class _Code(str):
@@ -66,30 +65,17 @@ def accuracy_of(trained: Trained) -> Accuracy | None:
 
 
 def write_card(path: Path, trained: Trained, model: nn.Module, target: Target) -> None:
-    """Write the card: recipe, data, accuracy, versions, and how to load the weights.
-
-    Args:
-        path: File to write.
-        trained: The weights and their recipe.
-        model: The model that holds them.
-        target: Form of the export.
-    """
+    """Write the card of an export: recipe, data, accuracy, versions, how to load the weights."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     recipe, accuracy = by_last_part(trained.loaded.recipe), accuracy_of(trained)
     images, library = data_in_words(recipe), "pytorch" if target == "safetensors" else target
     measured = {"Top-1": accuracy.top1, "Top-5": accuracy.top5} if accuracy else {}
+    about: dict[str, Any] = {"dataset_type": recipe.data.path or "random", "dataset_name": images}
+    about |= {"task_type": "image-classification", "metric_type": "accuracy"}
     results = [
-        EvalResult(
-            task_type="image-classification",
-            task_name="Image classification",
-            dataset_type=recipe.data.path or "random",
-            dataset_name=images,
-            metric_type="accuracy",
-            metric_name=f"{name} accuracy",
-            metric_value=round(value, 4),
-        )
+        EvalResult(**about, metric_name=f"{name} accuracy", metric_value=round(value, 4))
         for name, value in measured.items()
     ]
     head = ModelCardData(

@@ -6,7 +6,6 @@ on the Hugging Face Hub, from which ``timm.create_model`` also makes the model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,22 +18,16 @@ from torch import Tensor, nn
 from ..errors import RecipeError
 from ..models.build import is_of_timm
 from ..schema.load import RECIPE, dump
-from ..schema.recipe import Recipe
 from ..training.folder.names import CLASSES
 from .card import Target, published, write_card
 from .onnx_file import check_packages, write_onnx
-from .source import Trained, random_images
+from .source import Trained, one_line, random_images
 
 TARGETS: dict[str, Target] = {"timm": "timm", "safetensors": "safetensors", "onnx": "onnx"}
 
 
 def check(target: str, model: str, out: Path) -> Target:
-    """Check what can be checked before the weights are read.
-
-    Args:
-        target: Form of the export.
-        model: ``model.name`` of the recipe.
-        out: The folder to write.
+    """Check the target for a recipe's ``model.name``, and the folder, before weights are read.
 
     Raises:
         RecipeError: There is no such target, or not for this model; a package for it is missing; or
@@ -54,13 +47,7 @@ def check(target: str, model: str, out: Path) -> Target:
 def export(trained: Trained, target: Target, out: Path) -> str:
     """Export weights, and check that what was written gives the outputs of the model.
 
-    Args:
-        trained: The weights and their recipe.
-        target: Form of the export.
-        out: Folder to write. Its files appear when all are complete.
-
-    Returns:
-        What was checked, and how well it agrees: a line to show.
+    The files of ``out`` appear when all are complete. Returns what was checked: a line to show.
 
     Raises:
         RecipeError: The weights are not those of the recipe's model, the folder cannot be written,
@@ -72,7 +59,7 @@ def export(trained: Trained, target: Target, out: Path) -> str:
         if target == "onnx":
             checked = write_onnx(model, recipe.eval_size, folder / "model.onnx")
         else:
-            checked = _write_tensors(model, recipe, trained, target, folder)
+            checked = _write_tensors(model, trained, target, folder)
         head = f"# The recipe {trained.name} as it ran.\n"  # by which its name is found again
         (folder / RECIPE).write_text(head + dump(published(recipe)), encoding="utf-8")
         if trained.classes:
@@ -82,76 +69,62 @@ def export(trained: Trained, target: Target, out: Path) -> str:
     return f"checked: {checked}"
 
 
-def _write_tensors(
-    model: nn.Module, recipe: Recipe, trained: Trained, target: Target, folder: Path
-) -> str:
+def _write_tensors(model: nn.Module, trained: Trained, target: Target, folder: Path) -> str:
     """Write ``model.safetensors``, for timm with its ``config.json``, and load it back."""
     from safetensors.torch import load_file, save_file
 
-    path = folder / "model.safetensors"
+    path, size = folder / "model.safetensors", trained.loaded.recipe.eval_size
     # Cloned, as safetensors refuses tensors that share memory (tied weights).
     content = {name: value.detach().clone() for name, value in model.state_dict().items()}
     save_file(content, path, metadata={"format": "pt", "recipe": trained.name})
     if target == "safetensors":
         back: dict[str, Tensor] = load_file(path)
         same = all(torch.equal(value, back[name]) for name, value in content.items())
-        return _require(same, f"{len(back)} tensors, read back as they were written")
-    import timm
+        checked = f"{len(back)} tensors, read back as they were written"
+    else:
+        images = random_images(2, size)
+        with torch.no_grad():
+            outputs = model(images)
+            same = torch.equal(_by_timm(model, trained, outputs.shape[-1], folder)(images), outputs)
+        checked = "timm.create_model gives the same outputs for 2 random images"
+    if not same:
+        raise RecipeError(f"--to: what was written differs from the model: not {checked}")
+    return checked
 
-    config = json.dumps(_timm_config(model, recipe, trained), indent=2)
-    (folder / "config.json").write_text(config + "\n", encoding="utf-8")
+
+def _by_timm(model: Any, trained: Trained, classes: int, folder: Path) -> nn.Module:
+    """Write ``config.json``, and make the model from what is in the folder.
+
+    Raises:
+        RecipeError: timm does not.
+    """
+    import timm
+    from timm.models._hub import save_config_for_hf
+
+    recipe, size = trained.loaded.recipe, trained.loaded.recipe.eval_size
+    share = crop_share(size, recipe.data.eval_resize)
+    model.pretrained_cfg |= {
+        "num_classes": classes,
+        "interpolation": recipe.data.eval_interpolation,
+        "crop_mode": "center",
+        "mean": recipe.data.mean,
+        "std": recipe.data.std,
+        **dict.fromkeys(("input_size", "test_input_size"), (3, size, size)),
+        **dict.fromkeys(("crop_pct", "test_crop_pct"), share),
+    }
+    names = list(trained.classes) if len(trained.classes) == classes else None
+    about = {"num_classes": classes, "label_names": names}
+    save_config_for_hf(model, folder / "config.json", about, model_args=recipe.model.args)
     try:
-        loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        loaded: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
     except OSError:
         raise
     except Exception as error:  # timm and torch raise errors of their own
-        reason = " ".join(str(error).split())
         raise RecipeError(
-            f"--to: timm does not make the model from what was written: {type(error).__name__}: "
-            f"{reason}; valid: safetensors"
+            "--to: timm does not make the model from what was written: "
+            f"{one_line(error)}; valid: safetensors"
         ) from error
-    images = random_images(2, recipe.eval_size)
-    with torch.no_grad():
-        same = torch.equal(loaded(images), model(images))
-    return _require(same, "timm.create_model gives the same outputs for 2 random images")
-
-
-def _require(same: bool, what: str) -> str:
-    if not same:
-        raise RecipeError(f"--to: what was written differs from the model: not {what}")
-    return what
-
-
-def _timm_config(model: nn.Module, recipe: Recipe, trained: Trained) -> dict[str, Any]:
-    """The ``config.json`` from which timm makes the model and its transform of images."""
-    about: Any = model
-    size, data = recipe.eval_size, recipe.data
-    source: dict[str, Any] = dict(about.pretrained_cfg)
-    with torch.no_grad():
-        classes = int(model(random_images(1, size)).shape[-1])
-    images = {
-        "input_size": [3, size, size],
-        "interpolation": data.eval_interpolation,
-        "crop_pct": crop_share(size, data.eval_resize),
-        "crop_mode": "center",
-        "mean": list(data.mean),
-        "std": list(data.std),
-    }
-    named = len(trained.classes) == classes
-    return {
-        "architecture": recipe.model.name.partition(".")[0],
-        "num_classes": classes,
-        "num_features": about.num_features,
-        **({"label_names": list(trained.classes)} if named else {}),
-        **({"model_args": recipe.model.args} if recipe.model.args else {}),
-        "pretrained_cfg": {
-            "num_classes": classes,
-            "fixed_input_size": bool(source.get("fixed_input_size", False)),
-            **images,
-            **{f"test_{key}": images[key] for key in ("input_size", "crop_pct")},
-            **{key: source[key] for key in ("first_conv", "classifier") if source.get(key)},
-        },
-    }
+    return loaded.eval()
 
 
 def crop_share(size: int, resize: int) -> float:

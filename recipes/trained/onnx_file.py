@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import RecipeError
-from .source import random_images
+from .source import one_line, random_images
 
 #: A file of ONNX is a Protocol Buffers message, of at most 2 GiB; larger weights are put beside it.
 _LARGEST_FILE_BYTES = 1.9 * 2**30
@@ -42,13 +42,8 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
     The input ``images`` is FP32 of shape ``[batch, 3, size, size]``, normalized; the output
     ``logits`` has shape ``[batch, classes]``.
 
-    Args:
-        model: The model, in FP32 on the CPU, for evaluation.
-        size: Height and width of the images, in pixels.
-        path: File to write.
-
-    Returns:
-        How well the outputs agree, in one line.
+    The model is in FP32 on the CPU, for evaluation, and ``size`` in pixels. Returns how well the
+    outputs agree, in one line.
 
     Raises:
         RecipeError: ONNX cannot hold the model, ONNX Runtime does not run it, or the outputs
@@ -87,10 +82,7 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
         root: BaseException = error  # which explains itself, unlike the exporter's
         while root.__cause__ is not None:
             root = root.__cause__
-        first = next(iter(str(root).strip().splitlines()), "")
-        raise RecipeError(
-            f"--to: {doing}: {type(root).__name__}: {first}; valid: safetensors"
-        ) from error
+        raise RecipeError(f"--to: {doing}: {one_line(root)[:300]}; valid: safetensors") from error
     finally:
         logging.disable(disabled)
     with torch.no_grad():
@@ -99,7 +91,5 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
     largest = expected.abs().max().item()
     told = f"by at most {difference:.1g} for 3 random images, the largest being {largest:.2g}"
     if not difference <= _TOLERANCE * largest:
-        raise RecipeError(
-            f"--to: outputs in ONNX Runtime differ from the model's {told}; valid: safetensors"
-        )
+        raise RecipeError(f"--to: outputs in ONNX Runtime differ {told}; valid: safetensors")
     return f"outputs in ONNX Runtime {onnxruntime.__version__} differ from torch's {told}"

@@ -29,15 +29,8 @@ def open_weights(
 ) -> Trained:
     """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``.
 
-    Those are downloaded into the cache of huggingface_hub, unless they are there already.
-
-    Args:
-        path: A path, or ``timm:NAME`` with a name of ``timm.list_pretrained()``, such as
-            ``timm:resnet50.a1_in1k``. Without the tag behind the dot, it is timm's default.
-        overrides: Values to use in place of the recipe's or timm's, ``key=value``.
-        recipe: As for :func:`open_trained`; not with ``timm:``.
-        ema: As for :func:`open_trained`; not with ``timm:``.
-        trust_code: As for :func:`open_trained`.
+    Those have a recipe of their own, ``overrides`` apply to it, and they are downloaded into the
+    cache of huggingface_hub unless they are there already.
 
     Raises:
         RecipeError: As :func:`open_trained` does; timm has no such weights, they cannot be
@@ -45,12 +38,11 @@ def open_weights(
     """
     if not str(path).startswith(TIMM):
         return open_trained(path, overrides, recipe=recipe, ema=ema, trust_code=trust_code)
-    for option, given in (("--recipe", recipe is not None), ("--ema", ema)):
-        if given:
-            raise RecipeError(
-                f"{option}: not for {path}, which has settings and weights of its own; valid: "
-                f"without {option}"
-            )
+    if recipe is not None or ema:
+        raise RecipeError(
+            f"{'--ema' if ema else '--recipe'}: not for {path}, which has settings and weights of "
+            "its own; valid: neither"
+        )
     return _published(str(path).removeprefix(TIMM), overrides)
 
 
@@ -78,7 +70,6 @@ def _published(name: str, overrides: Iterable[str]) -> Trained:
         weights=weights_of(name, KEY),
         ema=False,
         loaded=loaded,
-        name=called,
         run_dir=None,
         about={},
         classes=_classes_of(about),
@@ -98,17 +89,17 @@ def _images_of(about: dict[str, Any], called: str) -> dict[str, Any]:
     config = resolve_data_config(pretrained_cfg=about, use_test_size=True)
     channels, height, width = config["input_size"]
     crop, interpolation = config["crop_mode"], config["interpolation"]
-    for need, is_met in {
+    needs = {
         f"images of {channels} channels": channels == 3,
         f"images of {height} x {width} px": height == width,
         f"the crop mode {crop}": crop == "center",
         f"the interpolation {interpolation}": interpolation in INTERPOLATIONS,
-    }.items():
-        if not is_met:
-            raise RecipeError(
-                f"{KEY}: {called} was measured with {need}, which evaluate does not make; valid: "
-                f"weights for square RGB images, central crops, {' or '.join(INTERPOLATIONS)}"
-            )
+    }
+    if unmet := [need for need, is_met in needs.items() if not is_met]:
+        raise RecipeError(
+            f"{KEY}: {called} was measured with {unmet[0]}, which evaluate does not make; valid: "
+            f"weights for square RGB images, central crops, {' or '.join(INTERPOLATIONS)}"
+        )
     return {
         "image_size": height,
         "eval_size": height,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...lars import Span
 from ...pipeline import LeftOut, OnFault, Source, printable, without_query
@@ -20,47 +21,29 @@ from ..training.build import build_precision, named_precision
 from ..training.data import build_loader, build_sources, is_url, open_split
 from ..training.device import device_settings
 from ..training.evaluate import evaluate
-from .source import Trained, random_images
+from .source import Trained, one_line, random_images
 
-_Z = 1.959963984540054  # of a two-sided 95 % interval
 _MOST_IMAGES = 256  # per forward pass, where nothing says how many fit
 
 
 @dataclass(frozen=True)
 class Score:
-    """The result of an evaluation.
+    """The result of an evaluation, in the order of its JSON."""
 
-    Attributes:
-        top1: Accuracy in percent.
-        top1_interval: The 95 % interval of ``top1`` in percent (Wilson).
-        top5: Share of the images whose class is among the five likeliest, in percent.
-        loss: Mean cross-entropy, without label smoothing.
-        images: Number of images that were evaluated.
-        skipped_images: Number of images that could not be used.
-        data: The images, in words.
-        image_size: Height and width of the images, in pixels.
-        eval_resize: Length of the shorter side before the central crop, in pixels.
-        eval_interpolation: How images are resized.
-        precision: Numeric precision.
-        device: ``cuda`` or ``cpu``.
-        backend: Image decoder.
-        left_out: A line about images that are there and not in the data; empty if there are none.
-    """
-
-    top1: float
-    top1_interval: tuple[float, float]
-    top5: float
-    loss: float
-    images: int
-    skipped_images: int
-    data: str
-    image_size: int
-    eval_resize: int
+    top1: float  # accuracy in percent
+    top1_interval: tuple[float, float]  # its 95 % interval, by :func:`wilson`
+    top5: float  # share of the images whose class is among the five likeliest, in percent
+    loss: float  # mean cross-entropy, without label smoothing
+    images: int  # that were evaluated
+    skipped_images: int  # that could not be used
+    data: str  # the images, in words
+    image_size: int  # height and width, in pixels
+    eval_resize: int  # length of the shorter side before the central crop, in pixels
     eval_interpolation: str
     precision: str
     device: str
-    backend: str
-    left_out: str = ""
+    backend: str  # decoder of images
+    left_out: str = ""  # a line about images that are there and not in the data
 
     def as_json(self, trained: Trained) -> dict[str, Any]:
         """The score and the weights that it is of, as JSON can hold it."""
@@ -78,15 +61,13 @@ class Score:
 def wilson(percent: float, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of ``count`` images, both in percent.
 
-    It is the score interval of Wilson (1927, "Probable Inference, the Law of Succession, and
-    Statistical Inference"), which holds near 0 and 100 % too. It covers which images were drawn,
-    not which seed the training had.
+    It covers which images were drawn, not which seed the training had, and holds near 0 and 100 %
+    too (Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference").
     """
-    share = percent / 100
-    spread = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    middle = share + _Z**2 / (2 * count)
-    scale = 100 / (1 + _Z**2 / count)
-    return max(0.0, scale * (middle - spread)), min(100.0, scale * (middle + spread))
+    from scipy.stats import binomtest  # takes a second to import
+
+    found = binomtest(round(percent / 100 * count), count).proportion_ci(0.95, "wilson")
+    return float(100 * found.low), float(100 * found.high)
 
 
 def for_evaluation(overrides: Sequence[str]) -> list[str]:
@@ -120,8 +101,7 @@ def score(trained: Trained, job: Job) -> Score:
             job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
         )
         loader = build_loader(recipe, job, source)
-        _check_outputs(trained, model, recipe, len(source.classes))
-        check_classes(trained, source)
+        check_fit(trained, model, recipe, source)
     model = model.to(job.device)
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -192,48 +172,38 @@ def data_in_words(recipe: Recipe) -> str:
     return printable(f"{path.rstrip('/')}/{data.val_shards or 'val'}")
 
 
-def _check_outputs(trained: Trained, model: torch.nn.Module, recipe: Recipe, classes: int) -> None:
-    """Check that the model takes images of this size, and has an output for each class.
+def check_fit(trained: Trained, model: nn.Module, recipe: Recipe, source: Source) -> None:
+    """Check that a model takes images of this size, and has learnt their classes in their order.
+
+    The classes of random images and of shards that store no names have numbers only.
 
     Raises:
-        RecipeError: It does not.
+        RecipeError: It does not, or has not.
     """
-    size, name = recipe.eval_size, recipe.model.name
+    size, data = recipe.eval_size, recipe.data
     try:
         with torch.no_grad():
             outputs = model(random_images(1, size)).shape[-1]
     except RecipeError:
         raise
     except Exception as error:  # whatever the model's code raises
-        reason = " ".join(str(error).split())
         raise RecipeError(
-            f"data.eval_size: {name} does not take images of {size} px: {type(error).__name__}: "
-            f"{reason}; valid: the size it was trained at, or model.args that allow others"
+            f"data.eval_size: {recipe.model.name} does not take images of {size} px: "
+            f"{one_line(error)}; valid: the size it was trained at, or model.args that allow others"
         ) from None
-    if outputs != classes:
-        raise RecipeError(
-            f"data.path: {without_query(recipe.data.path or 'the data')} has {classes} classes, "
-            f"and the model of {trained.source} has {outputs} outputs; valid: images of the "
-            "classes of its training"
-        )
-
-
-def check_classes(trained: Trained, source: Source) -> None:
-    """Check that the classes of the images are those of the training, in its order.
-
-    Those of random images and of shards that store no names have numbers only.
-
-    Raises:
-        RecipeError: They are not.
-    """
-    data = trained.loaded.recipe.data
-    unnamed = source.classes == tuple(str(number) for number in range(len(source.classes)))
-    if not trained.classes or data.source == "synthetic" or (data.source != "folder" and unnamed):
+    theirs = source.classes
+    unnamed = theirs == tuple(map(str, range(len(theirs))))
+    named = data.source == "folder" or (data.source != "synthetic" and not unnamed)
+    pairs = enumerate(zip(trained.classes, theirs, strict=False)) if named else ()
+    other = next(((n, *pair) for n, pair in pairs if pair[0] != pair[1]), None)
+    if outputs != len(theirs):
+        problem = f"has {len(theirs)} classes, and the model of {trained.source} has {outputs}"
+    elif other is not None:
+        number, our, their = other
+        problem = f"has class {number} {their!r}, which is {our!r} in the model of {trained.source}"
+    else:
         return
-    for number, (ours, theirs) in enumerate(zip(trained.classes, source.classes, strict=False)):
-        if ours != theirs:
-            raise RecipeError(
-                f"data.path: class {number} of {without_query(data.path or '')} is {theirs!r}, "
-                f"and that of the model of {trained.source} is {ours!r}; valid: images of the "
-                "classes of its training, with their names"
-            )
+    raise RecipeError(
+        f"data.path: {without_query(data.path or 'the data')} {problem}; valid: images of the "
+        "classes of its training, with their names"
+    )

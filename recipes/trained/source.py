@@ -26,31 +26,22 @@ KEY = "RUN"
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained weights, and what is known of them.
+    """Trained weights, and what is known of them."""
 
-    Attributes:
-        source: The file or checkpoint folder that holds the weights.
-        weights: State dict of the model, on the CPU.
-        ema: Whether they are the moving average of a run's weights.
-        loaded: The recipe, with overrides.
-        name: Name of the recipe.
-        run_dir: The run's folder; None for a file that is in none.
-        about: The run's summary, or the state of the checkpoint; empty if there is neither.
-        classes: Names of the classes, in the order of the outputs; empty if they are not known.
-        notices: Lines to show.
-        origin: Where the model's settings come from, in words.
-    """
+    source: Path  # the file or checkpoint folder that holds the weights
+    weights: dict[str, Tensor]  # the model's state dict, on the CPU
+    ema: bool  # whether they are the moving average of a run's weights
+    loaded: Loaded  # the recipe, with overrides
+    run_dir: Path | None  # None for a file that is in no run's folder
+    about: dict[str, Any]  # the run's summary, or the checkpoint's state; empty without
+    classes: tuple[str, ...]  # names in the order of the outputs; empty if not known
+    notices: tuple[str, ...]  # lines to show
+    origin: str  # where the model's settings come from, in words
 
-    source: Path
-    weights: dict[str, Tensor]
-    ema: bool
-    loaded: Loaded
-    name: str
-    run_dir: Path | None
-    about: dict[str, Any]
-    classes: tuple[str, ...]
-    notices: tuple[str, ...]
-    origin: str
+    @property
+    def name(self) -> str:
+        """Name of the recipe."""
+        return self.loaded.name
 
     @property
     def precision(self) -> str | None:
@@ -81,39 +72,41 @@ class Trained:
         self._fill(model, recipe.name)
         return model.eval()
 
-    @torch.no_grad()
     def _fill(self, model: nn.Module, name: str) -> None:
-        ours = model.state_dict()
-        given = {ours[key].data_ptr() for key in self.weights if key in ours}  # also of tied ones
-        optional = "num_batches_tracked"  # absent from old files
-        for key in (*self.weights, *ours):
-            theirs, value = self.weights.get(key), ours.get(key)
-            if value is None:
-                problem = f"has {key}, which is not part of {name}"
-            elif theirs is None:
-                if key.endswith(optional) or value.data_ptr() in given:
-                    continue
-                problem = f"has no {key}, which {name} needs"
-            elif theirs.shape != value.shape:
-                shapes = list(theirs.shape), list(value.shape)
-                problem = f"has {key} of shape {shapes[0]}, where {name} has {shapes[1]}"
-            elif not torch.isfinite(theirs).all():
-                raise RecipeError(
-                    f"{KEY}: {self.source} has values in {key} that are not finite; valid: weights "
-                    "of a run that has not diverged, such as one of its earlier checkpoints"
-                )
-            else:
-                value.copy_(theirs)  # which shares memory with the model
-                continue
+        """Load the weights, of which a tied tensor may have one name only."""
+        problem = ""
+        try:
+            missing, unexpected = model.load_state_dict(self.weights, strict=False)
+        except RuntimeError as error:  # with a line for each tensor of another shape
+            problem = f"does not fit: {str(error).splitlines()[1].strip().rstrip('.')}"
+        else:
+            ours = model.state_dict()
+            given = {ours[key].data_ptr() for key in self.weights if key in ours}
+            missing = [key for key in missing if ours[key].data_ptr() not in given]
+            if unexpected:
+                problem = f"has {unexpected[0]}, which is not part of {name}"
+            elif missing:
+                problem = f"has no {missing[0]}, which {name} needs"
+        if problem:
             raise RecipeError(
                 f"{KEY}: {self.source} {problem}; valid: weights of {name}, or --recipe with the "
                 "recipe that they are of"
+            )
+        if infinite := [key for key, value in self.weights.items() if not value.isfinite().all()]:
+            raise RecipeError(
+                f"{KEY}: {self.source} has values in {infinite[0]} that are not finite; valid: "
+                "weights of a run that has not diverged, such as one of its earlier checkpoints"
             )
 
 
 def random_images(count: int, size: int) -> Tensor:
     """Random images, FP32, shape ``[count, 3, size, size]``; the same at each call."""
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def one_line(error: BaseException) -> str:
+    """What another package raised, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def open_trained(
@@ -144,27 +137,24 @@ def open_trained(
         )
     source = source_of(path, ema=ema, key=KEY)
     run_dir = source.parent.parent if source.is_dir() else source.parent
-    is_run = (run_dir / RECIPE).is_file()
-    if recipe is None and not is_run:
+    file = run_dir / RECIPE
+    is_run, overrides = file.is_file(), list(overrides)
+    if recipe is not None:
+        loaded = load(recipe, overrides)
+    elif is_run:
+        loaded = load(str(file), overrides, called=name_of(run_dir) or run_dir.resolve().name)
+        is_own = any(override.startswith("model.name=") for override in overrides)
+        if is_dotted_path(loaded.recipe.model.name) and not (is_own or trust_code):
+            raise RecipeError(
+                f"--trust-code: not given, and {file} has the model {loaded.recipe.model.name}, "
+                "which is code to import; valid: --trust-code if you trust it, or --recipe with a "
+                "recipe of your own"
+            )
+    else:
         raise RecipeError(
             f"--recipe: missing, as there is no {RECIPE} beside {source}; valid: the recipe that "
             "the weights are of"
         )
-    if recipe is not None:
-        loaded = load(recipe, overrides)
-    else:
-        called = name_of(run_dir) or run_dir.resolve().name
-        overrides = list(overrides)
-        loaded = load(str(run_dir / RECIPE), overrides, called=called)
-        name = loaded.recipe.model.name
-        is_own = any(override.startswith("model.name=") for override in overrides)
-        if is_dotted_path(name) and not (is_own or trust_code):
-            raise RecipeError(
-                f"--trust-code: not given, and {run_dir / RECIPE} has the model {name}, which is "
-                "code to import; valid: --trust-code if you trust it, or --recipe with a recipe of "
-                "your own"
-            )
-    weights = read_weights(source, ema=ema and source.is_dir(), key=KEY)
     about = {}  # what the run recorded about them, in its checkpoint or when it wrote the file
     if source.is_dir():
         about = checkpoint.read_state(source)
@@ -176,10 +166,9 @@ def open_trained(
         classes = ()
     return Trained(
         source=source,
-        weights=weights,
+        weights=read_weights(source, ema=ema and source.is_dir(), key=KEY),
         ema=ema or source.name == WEIGHTS_EMA,
         loaded=loaded,
-        name=loaded.name,
         run_dir=run_dir if is_run else None,
         about=about,
         classes=classes,

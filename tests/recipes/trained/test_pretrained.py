@@ -84,51 +84,6 @@ def test_the_command_takes_a_name_without_its_tag(hub, photos):
     assert (found["step"], found["images"]) == (None, 23)
 
 
-BAD = {
-    "unknown model": (["timm:resnet51"], "has no weights 'resnet51'; did you mean 'resnet"),
-    "unknown tag": (["timm:resnet50.mine"], "has no weights 'resnet50.mine'; did you mean 'resnet"),
-    "offline": (
-        ["timm:test_efficientnet.r160_in1k", "data.path={photos}"],
-        "RUN: timm:test_efficientnet.r160_in1k cannot be read: ",
-    ),
-    "squashed": (
-        ["timm:eva_giant_patch14_336.clip_ft_in1k", "data.path={photos}"],
-        "RUN: timm:eva_giant_patch14_336.clip_ft_in1k was measured with the crop mode squash, ",
-    ),
-    "features": (
-        ["timm:vit_small_patch14_dinov2.lvd142m", "data.path={photos}"],
-        "RUN: timm:vit_small_patch14_dinov2.lvd142m has no classifier, but gives features; valid",
-    ),
-    "no data": (["timm:test_resnet"], "recipe timm:test_resnet.r160_in1k: data.path: needed for "),
-    "recipe": (
-        ["timm:test_resnet", "--recipe", "digits"],
-        "--recipe: not for timm:test_resnet, which has settings and weights of its own; valid: ",
-    ),
-    "average": (["timm:test_resnet", "--ema"], "--ema: not for timm:test_resnet, which has "),
-    "unknown key": (["timm:test_resnet", "data.sise=3"], "unknown key 'data.sise'"),
-    "other classes": (
-        ["timm:test_resnet", "data.path={names}"],
-        "is 'dog', and that of the model of timm:test_resnet.r160_in1k is 'cat'; valid: ",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(hub, photos, tmp_path, case):
-    (tmp_path / "names").mkdir()
-    for ours, theirs in {"ant": "ant", "bee": "bee", "cat": "dog"}.items():
-        (tmp_path / "names" / "val").mkdir(exist_ok=True)
-        (tmp_path / "names" / "val" / theirs).symlink_to(photos / "val" / ours)
-    words, message = BAD[case]
-    places = {"photos": photos, "names": tmp_path / "names"}
-    result = run("evaluate", *(word.format(**places) for word in words))
-    assert result.exit_code == 2, result.exception
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert result.stderr.startswith("largebatch: error: ")
-    assert message in result.stderr
-    assert result.stdout == ""
-
-
 def test_export_takes_no_name_of_timm(hub, tmp_path):
     result = run("export", "timm:test_resnet", "--to", "timm", "--out", tmp_path / "out")
     assert result.exit_code == 2

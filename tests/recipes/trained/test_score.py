@@ -3,18 +3,20 @@
 import json
 import shutil
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
-from scipy.stats import binomtest
 
 from largebatch.pipeline import DataError
 from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import RECIPE
-from largebatch.recipes.trained.score import check_classes, score, wilson
+from largebatch.recipes.trained.score import check_fit, score, wilson
 from largebatch.recipes.trained.source import open_trained
 from largebatch.recipes.training.folder.weights import read_weights
 from tests.conftest import write_images
@@ -26,12 +28,18 @@ from tests.recipes.trained.conftest import HALF, last_evaluation
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
 
-@pytest.mark.parametrize(("right", "count"), [(0, 1), (1, 1), (0, 23), (23, 23), (5, 23), (76, 99)])
-def test_the_interval_is_wilsons(right, count):
-    expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
-    assert wilson(100 * right / count, count) == pytest.approx(
-        (100 * expected.low, 100 * expected.high), abs=1e-9
-    )
+# The example of Newcombe 1998, "Two-Sided Confidence Intervals for the Single Proportion", table 1.
+@pytest.mark.parametrize(
+    ("right", "count", "expected"),
+    [
+        (81, 263, (25.53, 36.62)),
+        (15, 148, (6.24, 16.05)),
+        (0, 20, (0, 16.11)),
+        (1, 29, (0.61, 17.18)),
+    ],
+)
+def test_the_interval_is_wilsons(right, count, expected):
+    assert wilson(100 * right / count, count) == pytest.approx(expected, abs=0.005)
 
 
 def scored(path, *overrides, **options):
@@ -70,32 +78,22 @@ def test_the_weights_of_a_checkpoint_are_those_that_the_run_exports(half):
         assert_same(read_weights(checkpoint, ema=ema), torch.load(half / name))
 
 
-def train_on_ranks(root, folder):
+def train_and_score_on_ranks(root, folder, plain):
     make(root, folder, *HALF).run()
+    job = Job(dist.get_rank(), 2, 2, torch.device("cpu"))
+    return score(open_trained(plain), job)
 
 
-def test_a_run_of_two_ranks_scores_the_same_on_one(photos, tmp_path):
-    run_ranks(2, train_on_ranks, photos, tmp_path)
+def test_two_ranks_score_as_one(photos, plain, tmp_path):
+    together = run_ranks(2, train_and_score_on_ranks, photos, tmp_path, plain)
     last = last_evaluation(tmp_path)
     for ema, prefix in ((False, ""), (True, "ema_")):
         found = scored(tmp_path, ema=ema)
         assert (found.top1, found.top5) == (last[f"{prefix}top1"], last[f"{prefix}top5"])
         # The loss of each batch is rounded to FP32, and the ranks had other batches.
         assert found.loss == pytest.approx(last[f"{prefix}loss"], rel=1e-6)
-
-
-def score_on_ranks(folder, _):
-    import torch.distributed as dist
-
-    from largebatch.recipes.ranks import Job
-
-    job = Job(dist.get_rank(), 2, 2, torch.device("cpu"))
-    return score(open_trained(folder), job)
-
-
-def test_several_ranks_evaluate_together(plain):
     alone = scored(plain)
-    for found in run_ranks(2, score_on_ranks, plain, None):
+    for found in together:
         assert (found.top1, found.top5, found.images) == (alone.top1, alone.top5, alone.images)
 
 
@@ -147,18 +145,13 @@ class Tied(torch.nn.Module):
         return self.fc(self.second(self.first(images)).mean((2, 3)))
 
 
-@pytest.fixture
-def tied(photos, tmp_path, monkeypatch):
+def test_shared_weights_are_read_from_a_checkpoint(photos, tmp_path):
     keys = ["model.name=tests.recipes.trained.test_score:Tied", "model.zero_init_last_norm=false"]
     make(photos, tmp_path / "tied", *keys, "optimizer.lr=0.1").run()
-    return tmp_path / "tied"
-
-
-def test_shared_weights_are_read_from_a_checkpoint(tied, tmp_path):
-    whole = scored(tied, trust_code=True)
-    before = stopped(tied, tmp_path / "stopped")
+    whole = scored(tmp_path / "tied", trust_code=True)
+    before = stopped(tmp_path / "tied", tmp_path / "stopped")
     assert scored(before, trust_code=True).loss == whole.loss
-    assert whole.loss == last_evaluation(tied)["loss"]
+    assert whole.loss == last_evaluation(tmp_path / "tied")["loss"]
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -179,7 +172,7 @@ def test_the_command_prints_a_table_or_json(half):
 
 
 @pytest.fixture
-def bad(plain, half, photos, tmp_path):
+def bad(plain, half, photos, hub, tmp_path):
     """Paths of what cannot be evaluated."""
     torch.save({"a": torch.ones(2)}, tmp_path / "other.pt")
     (tmp_path / "cut.pt").write_bytes((plain / "weights.pt").read_bytes()[:3000])
@@ -193,6 +186,7 @@ def bad(plain, half, photos, tmp_path):
     torch.save(
         timm.create_model("test_vit", num_classes=3, img_size=32).state_dict(), tmp_path / "vit.pt"
     )
+    stopped(plain, tmp_path / "stopped")
     damaged = stopped(plain, tmp_path / "damaged")
     for file in (damaged / "checkpoints").glob("*/*.pt"):
         file.write_bytes(b"")
@@ -211,17 +205,17 @@ BAD = {
     ),
     "damaged checkpoint": (["{tmp}/damaged"], "is damaged: model.pt has 0 bytes"),
     "no average": (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
+    "no average yet": (["{tmp}/stopped", "--ema"], "holds no moving average of the weights; valid"),
     "average of a file": (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),
     "unknown key": (["{plain}", "data.sise=3"], "recipe digits: unknown key 'data.sise'"),
     "missing data": (["{plain}", "data.path=nowhere"], "data.path: no folder nowhere; valid: "),
     "other classes": (
         ["{plain}", "data.path={tmp}/classes"],
-        "data.path: {tmp}/classes has 2 classes, and the model of {plain}/weights.pt has 3 outputs",
+        "data.path: {tmp}/classes has 2 classes, and the model of {plain}/weights.pt has 3; valid",
     ),
     "other names": (
         ["{plain}", "data.path={tmp}/names"],
-        "data.path: class 2 of {tmp}/names is 'dog', and that of the model of {plain}/weights.pt "
-        "is 'cat'; valid: images of the classes of its training, with their names",
+        "data.path: {tmp}/names has class 2 'dog', which is 'cat' in the model of {plain}/weights",
     ),
     "no usable image": (
         ["{plain}", "data.path={tmp}/unusable", "data.on_error=skip", "micro_batch_size=2"],
@@ -236,6 +230,31 @@ BAD = {
     "no images": (
         ["{plain}", "data.source=synthetic", "data.classes=3"],
         "data.val_images: 0 images to evaluate; valid: at least 1",
+    ),
+    "timm: unknown model": (["timm:resnet51"], "has no weights 'resnet51'; did you mean 'resnet"),
+    "timm: unknown tag": (["timm:resnet50.mine"], "has no weights 'resnet50.mine'; "),
+    "timm: offline": (
+        ["timm:test_efficientnet.r160_in1k", "data.path={photos}"],
+        "RUN: timm:test_efficientnet.r160_in1k cannot be read: ",
+    ),
+    "timm: squashed": (
+        ["timm:eva_giant_patch14_336.clip_ft_in1k", "data.path={photos}"],
+        "RUN: timm:eva_giant_patch14_336.clip_ft_in1k was measured with the crop mode squash, ",
+    ),
+    "timm: features": (
+        ["timm:vit_small_patch14_dinov2.lvd142m", "data.path={photos}"],
+        "RUN: timm:vit_small_patch14_dinov2.lvd142m has no classifier, but gives features; valid",
+    ),
+    "timm: no data": (["timm:test_resnet"], "timm:test_resnet.r160_in1k: data.path: needed for "),
+    "timm: recipe": (
+        ["timm:test_resnet", "--recipe", "digits"],
+        "--recipe: not for timm:test_resnet, which has settings and weights of its own; ",
+    ),
+    "timm: average": (["timm:test_resnet", "--ema"], "--ema: not for timm:test_resnet, which has "),
+    "timm: unknown key": (["timm:test_resnet", "data.sise=3"], "unknown key 'data.sise'"),
+    "timm: other classes": (
+        ["timm:test_resnet", "data.path={tmp}/names"],
+        "has class 2 'dog', which is 'cat' in the model of timm:test_resnet.r160_in1k; valid: ",
     ),
 }  # fmt: skip
 
@@ -254,11 +273,10 @@ def test_bad_input_is_one_line_and_exit_code_2(name, bad, monkeypatch):
 
 def test_shards_without_names_are_numbered_as_in_training(plain):
     trained = open_trained(plain, ["data.source=webdataset"])
-    check_classes(trained, SimpleNamespace(classes=("0", "1", "2")))
-    with pytest.raises(
-        RecipeError, match=r"class 0 of .* is 'bee', and that of .* is 'ant'; valid"
-    ):
-        check_classes(trained, SimpleNamespace(classes=("bee", "ant", "cat")))
+    fit = partial(check_fit, trained, trained.build(), trained.loaded.recipe)
+    fit(SimpleNamespace(classes=("0", "1", "2")))
+    with pytest.raises(RecipeError, match=r"has class 0 'bee', which is 'ant' in the model of "):
+        fit(SimpleNamespace(classes=("bee", "ant", "cat")))
 
 
 def test_micro_batches_of_any_size_and_overrides_without_effect(plain):
@@ -294,12 +312,6 @@ def test_another_rank_reports_what_it_alone_finds(plain, error, reports, monkeyp
     result = run("evaluate", plain)
     assert result.exit_code == 2
     assert ("data.path: a.jpg is broken; valid: images" in result.stderr) == reports
-
-
-def test_a_checkpoint_without_an_average_is_refused(plain, tmp_path):
-    before = stopped(plain, tmp_path / "stopped")
-    with pytest.raises(RecipeError, match="holds no moving average of the weights; valid: "):
-        open_trained(before, ema=True)
 
 
 def test_code_that_a_runs_folder_names_is_imported_only_if_it_is_trusted(
