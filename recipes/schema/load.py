@@ -23,7 +23,7 @@ from .explain import explain
 from .lr_scaling import scaled, settled
 from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
-from .no_effect import no_effect
+from .optimizers import of_others
 from .recipe import Recipe
 from .sections import expand_resume
 
@@ -39,7 +39,7 @@ class Loaded:
         recipe: The validated recipe.
         notices: Lines to show: how the learning rate was scaled, which keys are those of published
             weights, whether an override of ``optimizer.name`` drops the recipe's
-            ``optimizer.args``, and which overrides have no effect.
+            ``optimizer.args``, and which overrides are for other optimizers.
     """
 
     name: str
@@ -101,7 +101,7 @@ def _load(
     if base is not whole and whole["optimizer"]["args"]:
         now = recipe.optimizer.name
         notices += (f"optimizer.args of {called} are dropped: optimizer.name is now {now}",)
-    notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
+    notices += of_others(recipe.optimizer.name, (key.partition("=")[0] for key in overrides))
     return Loaded(called, head, recipe, notices)
 
 

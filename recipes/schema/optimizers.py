@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -290,6 +290,25 @@ def users(key: str) -> str:
     """The optimizers of the table that take a key, such as ``"lars and muon"``."""
     names = [entry.name for entry in OPTIMIZERS.values() if key in entry.own_keys]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def of_others(name: str, keys: Iterable[str]) -> tuple[str, ...]:
+    """A line for each key that the optimizer ``name`` does not take and others do.
+
+    They are no errors: a sweep over ``optimizer.name`` may well give LARS's keys to every run.
+
+    Args:
+        name: A valid ``optimizer.name``.
+        keys: Keys as overrides name them, such as ``optimizer.eps``.
+    """
+    others = {f"optimizer.{key}" for entry in OPTIMIZERS.values() for key in entry.own_keys}
+    others -= {f"optimizer.{key}" for key in entry_of(name).own_keys}
+    return tuple(
+        f"{key} has no effect: optimizer.name is {name}, and it is for "
+        f"{users(key.removeprefix('optimizer.'))} only"
+        for key in dict.fromkeys(keys)
+        if key in others
+    )
 
 
 def table() -> str:
