@@ -184,7 +184,7 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
     if _ran_as(path):  # a run's, by an earlier version
-        content = {key: value for key, value in content.items() if key not in FORMER_KEYS}
+        content = _without_former_keys(content)
     base = content.pop("extends", None)
     if base is None:
         return [content]
@@ -192,7 +192,10 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
 
 
 #: Keys of earlier versions, which the recipes in the folders of their runs still hold.
-FORMER_KEYS = ("cuda_graph",)
+FORMER_KEYS = (
+    *("cuda_graph", "ema.every", "ema.warmup", "mlperf.cache_cleared"),
+    *("profile.memory", "profile.shapes", "profile.stacks"),
+)
 
 #: What YAML 1.1 makes of text, and YAML 1.2 does not or in another form.
 _REPLACED = ("timestamp", "int", "float")
@@ -236,6 +239,15 @@ _Loader.add_implicit_resolver(
     ),
     _START,
 )
+
+
+def _without_former_keys(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The content of a run's recipe of an earlier version, without the keys that went."""
+    return {
+        key: _without_former_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in content.items()
+        if f"{prefix}{key}" not in FORMER_KEYS
+    }
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -332,11 +332,9 @@ class Ema(Section):
     """The exponential moving average (EMA) of the weights."""
 
     decay: Annotated[Float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Weight of the old average at each update; null: no average."
-    )
-    every: Period = Field(Span(1, ""), description="Interval between updates of the average.")
-    warmup: bool = Field(
-        True, description="Limit the decay of update n to (1 + n) / (10 + n), for a faster start."
+        None,
+        description="Weight of the old average at each step, at most (1 + n) / (10 + n) at step n; "
+        "null: no average.",
     )
 
 
@@ -352,11 +350,6 @@ class MLPerf(Section):
     )
     status: Literal["cloud", "onprem", "preview", "research"] = Field(
         "research", description="Availability of the system."
-    )
-    cache_cleared: bool = Field(
-        False,
-        description="State that the caches of the machines were cleared before the start; the "
-        "trainer does not clear them.",
     )
 
 

@@ -47,14 +47,12 @@ class Intervals:
         evaluate: Evaluates the weights.
         checkpoint: Writes a checkpoint.
         trust_ratios: Logs the trust ratios.
-        average: Adds the weights to their moving average.
     """
 
     log: Span
     evaluate: Span | None
     checkpoint: Span | None
     trust_ratios: Span | None
-    average: Span
 
 
 @dataclass(frozen=True)
@@ -265,7 +263,6 @@ def start_up(
             recipe.evaluate_every,
             recipe.checkpoint.every,
             recipe.trust_ratios_every,
-            recipe.ema.every,
         ),
         keeps_best=recipe.checkpoint.keep_best,
         reached=saved.get("reached"),

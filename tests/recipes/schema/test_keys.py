@@ -58,8 +58,6 @@ ELSEWHERE = {
     "init.from": "training/test_init_from::a_run_trains_from_the_given_weights",
     "init.images": "training/test_init_from_images::the_first_layer_whitens_training_images",
     "ema.decay": "training/test_ema::the_average_follows_its_definition",
-    "ema.every": "training/test_ema::the_average_follows_its_definition",
-    "ema.warmup": "training/test_ema::the_average_follows_its_definition",
     "track": "training/watch/test_trackers::tensorboard_holds_scalars_by_split_and_histograms",
     "callbacks": "training/test_callbacks::hooks_are_called_in_order_and_state_is_restored",
     "evaluate_every": "training/test_trainer::training_stops_when_the_target_is_reached",
@@ -70,9 +68,6 @@ ELSEWHERE = {
     "checkpoint.keep_best": "training/test_resume::the_checkpoint_of_the_best_evaluation_is_kept",
     "profile.steps": "training/watch/test_profile::the_steps_asked_for_are_recorded",
     "profile.ranks": "training/watch/test_profile::the_ranks_asked_for_record",
-    "profile.shapes": "training/watch/test_profile::what_is_recorded_of_operators",
-    "profile.memory": "training/watch/test_profile::what_is_recorded_of_operators",
-    "profile.stacks": "training/watch/test_profile::what_is_recorded_of_operators",
     "mlperf.log": "mlperf/test_log::the_log_of_a_small_run_passes_the_checker_except_for_accuracy",
     "mlperf.org": "mlperf/test_log::the_log_has_the_values_of_the_recipe_and_the_run",
     "run_dir": "training/test_trainer::a_run_is_not_overwritten",
@@ -303,12 +298,11 @@ def test_the_key_sets_the_number_of_checkpoints_kept(photos, tmp_path, keep):
 
 
 def test_a_log_names_the_submitter_and_the_system(photos, tmp_path):
-    keys = ["mlperf.platform=a desk", "mlperf.status=onprem", "mlperf.cache_cleared=true"]
+    keys = ["mlperf.platform=a desk", "mlperf.status=onprem"]
     make(photos, tmp_path / "run", *KEPT, *keys)._start()
     found = values(tmp_path / "run" / "result_0.txt")
     assert found["submission_platform"] == "a desk"
     assert found["submission_status"] == "onprem"
-    assert found["cache_clear"] is True
 
 
 #: Keys whose effect is tested above, outside the table.
@@ -317,7 +311,7 @@ ABOVE = {
     *("data.std", "data.eval_interpolation"),
     *("data.eval_resize", "data.backend", "data.label_offset", "seed", "label_smoothing"),
     *("comm.algorithm", "comm.plan", "comm.ranks_per_node", "comm.timeout_seconds"),
-    *("checkpoint.keep", "mlperf.platform", "mlperf.status", "mlperf.cache_cleared"),
+    *("checkpoint.keep", "mlperf.platform", "mlperf.status"),
 }
 
 
