@@ -37,7 +37,7 @@ def check_profile(wanted: Profile, last_step: int, world_size: int) -> None:
     if wanted.steps and wanted.ranks != "all" and max(wanted.ranks) >= world_size:
         valid = "0" if world_size == 1 else f"0 to {world_size - 1}, or all"
         raise RecipeError(
-            f"profile.ranks: there is no rank {max(wanted.ranks)} among {world_size}; valid: {valid}"
+            f"profile.ranks: no rank {max(wanted.ranks)} among {world_size}; valid: {valid}"
         )
 
 

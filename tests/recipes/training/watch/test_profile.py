@@ -206,7 +206,7 @@ def test_writing_counts_neither_as_training_nor_as_a_step(small, tmp_path, monke
         ("steps=15..10", r"steps: 15\.\.10 runs backwards; valid: .*10\.\.15"),
         (
             "steps=0..3",
-            r"steps: '0\.\.3' is not a range of steps from 1 on; valid: 10\.\.15, or 10",
+            r"steps: '0\.\.3' is not a range of steps from 1 on; valid: 10",
         ),
         ("steps=true", r"steps: True is not a range of steps"),
         ("ranks=some", r"ranks"),
@@ -222,7 +222,7 @@ def test_steps_ranks_and_folders_that_a_run_does_not_have_are_refused(small, tmp
     beyond = r"profile\.steps: 5\.\.9 goes beyond the end of the run, step 8; valid: 1\.\.8"
     with pytest.raises(RecipeError, match=beyond):
         small_trainer(tmp_path / "run", "profile.steps=5..9")
-    with pytest.raises(RecipeError, match=r"profile\.ranks: there is no rank 1 among 1; valid: 0"):
+    with pytest.raises(RecipeError, match=r"profile\.ranks: no rank 1 among 1; valid: 0"):
         small_trainer(tmp_path / "run", "profile.steps=2", "profile.ranks=[0,1]")
     assert not (tmp_path / "run").exists()
     trainer = small_trainer(tmp_path, "profile.steps=2")
