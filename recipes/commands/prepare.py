@@ -177,9 +177,8 @@ def data_prepare(
             counts = pipeline.prepare_cifar10(out, archive, output, report=bar, **checks)
         elif what == "imagenet":
             labels: dict[str, Any] = {"devkit": devkit, "val_labels": val_labels}
-            archives = train_archive, val_archive
             counts = pipeline.prepare_imagenet(
-                out, *archives, output, report=bar, **labels, **checks
+                out, train_archive, val_archive, output, report=bar, **labels, **checks
             )
         elif source is None:
             raise RecipeError("SRC: missing; valid: a folder of your images")
