@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from .launch import torchrun
+from .launch import torchrun_again
 from .options import Overrides, RecipeName
 
 
 def tune_lr(
+    context: typer.Context,
     recipe: RecipeName,
     overrides: Overrides = None,
     lr: Annotated[
@@ -122,16 +123,7 @@ def tune_lr(
             processes = f" --nproc {job.world_size}" if job.world_size > 1 else ""
             print(f"train it: largebatch train {folder / report.RECIPE}{processes}")
         return
-    given = (
-        *(("--lr", lr), ("--also", also), ("--minutes", minutes), ("--runs", runs)),
-        *(("--seed", seed), ("--out", folder)),
-    )
-    options_given = [str(v) for name, value in given if value is not None for v in (name, value)]
-    torchrun(
-        nproc,
-        "largebatch.recipes.tune_lr",
-        [recipe, *values, *options_given, *["--json"] * as_json],
-    )
+    torchrun_again(context, nproc, "largebatch.recipes.tune_lr")
 
 
 def _say(line: str) -> None:

@@ -12,10 +12,13 @@ from largebatch.recipes.training import process
 from tests.recipes.commands.test_app import run
 
 BAD_INPUT = [
-    (["comm", "tune", "--wire", "int4"], "--wire: unknown dtype 'int4'"),
-    (["comm", "tune", "--ranks-per-node", "3"], "ranks_per_node: 2 ranks cannot be split"),
+    (["comm", "tune", "--out", "plan.json", "--wire", "int4"], "--wire: unknown dtype 'int4'"),
+    (
+        ["comm", "tune", "--out", "plan.json", "--ranks-per-node", "3"],
+        "ranks_per_node: 2 ranks cannot be split",
+    ),
     (["tune", "lr", "digits", "epochs=-1"], "epochs: "),
-    (["tune", "lr", "digits", "--metric", "top5"], "--metric: unknown metric 'top5'"),
+    (["tune", "lr", "digits", "--lr", "2"], "--lr: '2' is not a range"),
     (["critical-batch", "digits", "--rule", "cube"], "--rule: unknown: 'cube'"),
     (["evaluate", "nowhere"], "nowhere"),
 ]
