@@ -1,7 +1,6 @@
 """The keys of a recipe: type, default and meaning, read from the packaged JSON schema.
 
-Imports nothing heavy: the command line completes keys with it. :func:`table` is the reference of
-all keys in Markdown.
+Imports nothing heavy: the command line completes keys with it.
 """
 
 from __future__ import annotations
@@ -68,25 +67,6 @@ def sections() -> dict[str, str]:
     """Name and meaning of each section, in the order of the schema."""
     found = {name: _section(node) for name, node in schema()["properties"].items()}
     return {name: section["description"] for name, section in found.items() if section}
-
-
-def table(section: str | None = None) -> str:
-    """The keys as tables in Markdown, with a heading of level 2 for each section.
-
-    Args:
-        section: The only section to include, without a heading; all sections by default.
-    """
-    if section is not None:
-        lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-        for key in all_keys():
-            if key.section == section:
-                default = "required" if key.default is None else f"`{key.default}`"
-                cells = (f"`{key.name}`", key.type, default, key.meaning)
-                lines.append(f"| {' | '.join(cells)} |".replace("*", r"\*"))
-        return "\n".join(lines)
-    parts = [LENGTHS, f"## Top level\n\n{table('')}"]
-    parts += [f"## `{name}`\n\n{meaning}\n\n{table(name)}" for name, meaning in sections().items()]
-    return "\n\n".join(parts) + "\n"
 
 
 def _keys(node: dict[str, Any], prefix: str) -> Iterator[Key]:
