@@ -191,10 +191,10 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     return [*_levels(_find(str(base), path.parent), chain), content]
 
 
-#: Keys of earlier versions, which the recipes in the folders of their runs still hold.
+#: Keys, and values, of earlier versions, which the recipes of their runs still hold.
 FORMER_KEYS = (
     *("cuda_graph", "ema.every", "ema.warmup", "mlperf.cache_cleared"),
-    *("profile.memory", "profile.shapes", "profile.stacks"),
+    *("profile.memory", "profile.shapes", "profile.stacks", "batch_norm.over=rank"),
 )
 
 #: What YAML 1.1 makes of text, and YAML 1.2 does not or in another form.
@@ -246,7 +246,7 @@ def _without_former_keys(content: dict[str, Any], prefix: str = "") -> dict[str,
     return {
         key: _without_former_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else value
         for key, value in content.items()
-        if f"{prefix}{key}" not in FORMER_KEYS
+        if not {f"{prefix}{key}", f"{prefix}{key}={value}"} & {*FORMER_KEYS}
     }
 
 

@@ -54,11 +54,11 @@ class Model(Section):
 class BatchNorm(Section):
     """Which images share the statistics of batch norm."""
 
-    over: Literal["micro-batch", "ghost", "rank", "group", "global"] = Field(
+    over: Literal["micro-batch", "ghost", "group", "global"] = Field(
         "micro-batch",
         description="Images that share batch statistics. micro-batch: one forward pass of a rank; "
-        "ghost: slices of a micro-batch; rank: all images of a rank in a step; group: the "
-        "micro-batches of a group of ranks; global: the micro-batches of all ranks.",
+        "ghost: slices of a micro-batch; group: the micro-batches of a group of ranks; global: the "
+        "micro-batches of all ranks.",
     )
     images: PositiveInt | None = Field(
         None,

@@ -166,9 +166,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         saved = {**saved, "recipe": with_defaults(saved["recipe"], recipe)}
     left_out = LeftOut()
     train, val = build_sources(recipe, left_out)
-    # Batch norm over all images of a rank allows no accumulation.
-    keeps_micro = recipe.resume.reshard and recipe.batch_norm.over != "rank"
-    most = largest_micro_batch(saved) if keeps_micro else None
+    most = largest_micro_batch(saved) if recipe.resume.reshard else None
     timeline = timeline_of(recipe, len(train), job.world_size, most)
     last_step = timeline.last_step(recipe)
     if recipe.gradient_noise_every is not None:
