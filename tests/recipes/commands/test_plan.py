@@ -46,7 +46,7 @@ def test_json_has_every_number(folder):
     assert seconds["total"] == pytest.approx(sum(seconds[part] for part in parts))
     assert seconds["total_between"][0] < seconds["total"] < seconds["total_between"][1]
     assert point["memory"]["precision"] == "bf16"
-    assert point["memory"]["peak"] > point["memory"]["activations"] > 1e9
+    assert point["memory"]["peak"] > point["memory"]["activations"] > 1e7
 
 
 @pytest.mark.parametrize(

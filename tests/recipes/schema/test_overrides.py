@@ -50,5 +50,5 @@ def test_a_run_of_an_earlier_version_is_read_without_the_keys_that_went(tmp_path
     (tmp_path / "recipe.yaml").write_text("# The recipe digits as it ran.\n" + lines)
     assert load(str(tmp_path / "recipe.yaml")).recipe == load("digits").recipe
     (tmp_path / "mine.yaml").write_text(lines)
-    with pytest.raises(RecipeError, match="unknown key|batch_norm.over"):
+    with pytest.raises(RecipeError, match=r"unknown key|batch_norm\.over"):
         load(str(tmp_path / "mine.yaml"))
