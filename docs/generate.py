@@ -15,8 +15,11 @@ import typer.main
 
 from largebatch.lars import conventions
 from largebatch.recipes.commands.tree import app
-from largebatch.recipes.schema import catalogue, keys, optimizers
-from largebatch.recipes.schema.load import recipe_names
+from largebatch.recipes.schema.catalogue import entries
+from largebatch.recipes.schema.keys import LENGTHS, all_keys, sections
+from largebatch.recipes.schema.names import recipe_names
+from largebatch.recipes.schema.optimizers import OPTIMIZERS
+from largebatch.recipes.schema.recipe import Recipe
 
 #: A paragraph of a command's help that keeps its line breaks begins with this line.
 _AS_IT_IS = "\b"
@@ -29,7 +32,7 @@ def write(folder: Path) -> None:
         "recipes.md": recipes(),
         "recipe-files.md": recipe_files(),
         "recipe-keys.md": recipe_keys(),
-        "optimizers.md": optimizers.table(),
+        "optimizers.md": optimizer_table(),
         "command-line.md": command_line(),
         "lars-conventions.md": lars_conventions(),
     }
@@ -71,7 +74,50 @@ def _number(value: float) -> str:
 
 def recipes() -> str:
     """The table of recipes, each name a link to the file further down on the page."""
-    return re.sub(r"\]\([^)]*?([\w-]+)\.yaml\)", r"](#\1)", catalogue.table())
+    lines = [
+        "| recipe | what it is | batch | micro-batch | optimizer | learning rate | momentum "
+        "| weight decay | warm-up | decay | epochs | precision | to be reached |",
+        "|---|---|---:|---:|---|---:|---:|---:|---:|---|---:|---|---|",
+    ]
+    for entry in entries():
+        recipe, options = entry.recipe, entry.recipe.optimizer
+        micro = f"{recipe.micro_batch_size:,}" if recipe.micro_batch_size else "all"
+        cells = (
+            f"[{entry.name}](#{entry.name})",
+            entry.what,
+            f"{recipe.batch_size:,}",
+            micro,
+            options.name + " nesterov" * options.nesterov,
+            f"{options.lr:g}",
+            f"{options.momentum:g}",
+            f"{options.weight_decay:g}",
+            str(recipe.schedule.warmup),
+            _decay(recipe),
+            f"{recipe.epochs:g}",
+            recipe.precision,
+            entry.reaches,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _decay(recipe: Recipe) -> str:
+    """Shape of the learning-rate decay after warm-up."""
+    schedule = recipe.schedule
+    if schedule.name == "polynomial":
+        return f"power {schedule.power:g}"
+    if schedule.name == "step":
+        return f"× {schedule.factor:g} at {', '.join(map(str, schedule.milestones))}"
+    return schedule.name
+
+
+def optimizer_table() -> str:
+    """The optimizers that recipes can name."""
+    lines = ["| name | what it is | keys of its own |", "|---|---|---|"]
+    for entry in OPTIMIZERS.values():
+        keys = ", ".join(f"`{key}`" for key in entry.own_keys) or "none"
+        lines.append(f"| `{entry.name}` | {entry.what} | {keys} |")
+    return "\n".join(lines)
 
 
 def recipe_files() -> str:
@@ -87,7 +133,20 @@ def recipe_files() -> str:
 
 def recipe_keys() -> str:
     """A table for each section of the schema; names in angle brackets are no HTML."""
-    return re.sub(r"<(?=[a-z])", r"\\<", keys.table())
+    parts = [LENGTHS, f"## Top level\n\n{_keys_of('')}"]
+    for name, meaning in sections().items():
+        parts.append(f"## `{name}`\n\n{meaning}\n\n{_keys_of(name)}")
+    return re.sub(r"<(?=[a-z])", r"\\<", "\n\n".join(parts) + "\n")
+
+
+def _keys_of(section: str) -> str:
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key in all_keys():
+        if key.section == section:
+            default = "required" if key.default is None else f"`{key.default}`"
+            cells = (f"`{key.name}`", key.type, default, key.meaning)
+            lines.append(f"| {' | '.join(cells)} |".replace("*", r"\*"))
+    return "\n".join(lines)
 
 
 def command_line() -> str:

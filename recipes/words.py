@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..comm import Rule
-from ..lars import Span
+if TYPE_CHECKING:
+    from ..comm import Rule
+    from ..lars import Span
 
 
 def count(number: float, one: str, several: str = "") -> str:

@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 
 from .completion import complete_recipe
-from .launch import torchrun
+from .launch import torchrun_again
 
 
 def comm_tune(
+    context: typer.Context,
     out: Annotated[
         Path,
         typer.Option(metavar="FILE", help="Plan to write, beside its measurements and a picture."),
-    ] = Path("plan.json"),
+    ],
     nproc: Annotated[
         int | None, typer.Option(min=2, help="Number of processes to start here, one per GPU.")
     ] = None,
@@ -102,12 +103,5 @@ def comm_tune(
         with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
             run(options)
         return
-    given = (
-        *(("--out", out), ("--budget-seconds", budget_seconds), ("--race-seconds", race_seconds)),
-        *(("--wire", name) for name in wire or ()),
-        *(("--sum-dtype", sum_dtype), ("--ranks-per-node", ranks_per_node)),
-        *(("--recipe", recipe), ("--images-per-second", images_per_second)),
-    )
-    arguments = [str(v) for name, value in given if value is not None for v in (name, value)]
     assert nproc is not None
-    torchrun(nproc, "largebatch.recipes.tune_comm", arguments)
+    torchrun_again(context, nproc, "largebatch.recipes.tune_comm")

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from .launch import torchrun
+from .launch import torchrun_again
 from .options import Overrides, RecipeName
 
 
 def critical_batch(
+    context: typer.Context,
     recipe: RecipeName,
     overrides: Overrides = None,
     batches: Annotated[
@@ -90,10 +91,7 @@ def critical_batch(
         if sizes:
             base.checked(sizes)
     if "RANK" not in os.environ and nproc > 1:
-        given = (("--batches", batches), ("--epochs", epochs), ("--rule", rule), ("--out", out))
-        options = [str(v) for name, value in given if value is not None for v in (name, value)]
-        options += ["--minutes", str(minutes)]
-        torchrun(nproc, "largebatch.recipes.critical_batch", [recipe, *(overrides or ()), *options])
+        torchrun_again(context, nproc, "largebatch.recipes.critical_batch")
         return
     is_main = os.environ.get("RANK", "0") == "0"
     with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from ...pipeline.audit import DataReport, Spread
-from .data_progress import size
 
 _LINES = 10
 
@@ -26,7 +26,7 @@ def print_summary(found: DataReport, console: Console | None = None) -> None:
     table.add_row("width in pixels *", *(_spread(s.width) for s in splits))
     table.add_row("height in pixels *", *(_spread(s.height) for s in splits))
     table.add_row("bytes per image *", *(_spread(s.image_bytes) for s in splits))
-    table.add_row("bytes", *(size(s.bytes) for s in splits))
+    table.add_row("bytes", *(decimal(s.bytes) for s in splits))
     for kind in dict.fromkeys(kind for s in splits for kind in s.kinds):
         table.add_row(kind, *(f"{s.kinds.get(kind, 0):,}" for s in splits))
     if any(s.damaged for s in splits):

@@ -44,7 +44,6 @@ def evaluate(
     from ..errors import AgreedError
     from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined
-    from ..schema.no_effect import no_effect
     from ..trained.pretrained import open_weights
     from ..trained.score import for_evaluation, score
     from ..training.process import reported_once
@@ -66,8 +65,7 @@ def evaluate(
         return
     if found.left_out:
         typer.echo(f"largebatch: warning: {found.left_out}", err=True)
-    keys = [override.partition("=")[0].strip() for override in overrides or []]
-    for line in [*trained.notices, *no_effect(trained.loaded.recipe, keys)]:
+    for line in trained.notices:
         typer.echo(line, err=True)
     if json_:
         print(json.dumps(found.as_json(trained), indent=2))

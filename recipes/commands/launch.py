@@ -8,6 +8,8 @@ import signal
 import sys
 import tempfile
 
+import typer
+
 #: Loggers with which torchrun reports the end of a process, beside what the process has printed.
 _REPORTS_OF_TORCHRUN = (
     "torch.distributed.elastic.multiprocessing.api",
@@ -60,6 +62,28 @@ def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
             f"largebatch: error: rank {rank} was ended by {failure.signal_name()}", file=sys.stderr
         )
         raise SystemExit(128 - failure.exitcode) from None
+
+
+def torchrun_again(context: typer.Context, nproc: int, module: str) -> None:
+    """Run a command again under torchrun, with its arguments and options but for ``--nproc``.
+
+    Args:
+        context: That of the command.
+        nproc: Number of processes.
+        module: The module that is the command's entry under torchrun.
+
+    Raises:
+        SystemExit: As of :func:`torchrun`.
+    """
+    words = []
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name == "nproc" or value is None or value is False:
+            continue
+        option = [parameter.opts[-1]] if parameter.param_type_name == "option" else []
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words += option if each is True else [*option, str(each)]
+    torchrun(nproc, module, words)
 
 
 def _can_bind(nproc: int) -> bool:

@@ -44,10 +44,11 @@ def runs(
       largebatch runs tuning --sort top1
     """
     import json
+    from dataclasses import asdict
 
     from ..errors import RecipeError, but_valid, exit_on_user_error
     from ..training.folder.outcome import find_runs, outcome_of
-    from .runs_table import SORTS, as_json, print_table, sort_value
+    from .runs_table import SORTS, print_table, sort_value
 
     with exit_on_user_error():
         if sort not in SORTS:
@@ -65,6 +66,7 @@ def runs(
             )
     found.sort(key=lambda run: sort_value(run, sort), reverse=reverse)
     if json_:
-        print(json.dumps([as_json(run) for run in found], indent=2))
+        runs_as_json = [{**asdict(run), "folder": str(run.folder)} for run in found]
+        print(json.dumps(runs_as_json, indent=2))
         return
     print_table(found, folder)

@@ -7,45 +7,31 @@ import shutil
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..training.folder.outcome import Outcome
+from ..words import duration
 
-#: The keys by which runs are sorted, each with its value in a run.
-SORTS: dict[str, Callable[[Outcome], Any]] = {
-    "run": lambda run: str(run.folder),
-    "recipe": lambda run: run.recipe,
-    "batch": lambda run: run.batch_size,
-    "optimizer": lambda run: run.optimizer,
-    "top1": lambda run: run.top1,
-    "epochs": lambda run: run.epoch,
-    "time": lambda run: run.seconds,
-    "state": lambda run: run.state,
-    "changed": lambda run: run.changed,
+#: The keys by which runs are sorted, and the attribute of a run that has the value of each.
+SORTS = {
+    **{"run": "folder", "recipe": "recipe", "batch": "batch_size", "optimizer": "optimizer"},
+    **{"top1": "top1", "epochs": "epoch", "time": "seconds", "state": "state"},
+    "changed": "changed",
 }
 
 #: A terminal of this width shows a run in one line, a narrower one in two.
 _WIDE = 140
 _HEAD = ("recipe", "batch", "optimizer", "top-1", "epochs", "time", "state")
-_TO_THE_LEFT = ("recipe", "optimizer", "state")
-_GAP = "  "
+#: Columns of text, and the most of a text that is shown in a terminal.
+_TEXTS = {"recipe": 24, "optimizer": 12, "state": 8}
 _UNKNOWN = "–"  # noqa: RUF001
-#: Columns of text that are cut where a terminal is too narrow, and the least that is left of each.
-_CUT = {"recipe": 12, "optimizer": 9}
 
 
 def sort_value(run: Outcome, key: str) -> tuple[bool, Any, str]:
     """What a run is sorted by; runs without the value come first, and equal ones by their names."""
-    value = SORTS[key](run)
+    value = getattr(run, SORTS[key])
     return value is not None, 0 if value is None else value, str(run.folder)
-
-
-def as_json(run: Outcome) -> dict[str, Any]:
-    """A run as JSON can hold it; accuracies in percent, times in seconds."""
-    return {**asdict(run), "folder": str(run.folder)}
 
 
 def print_table(found: list[Outcome], root: Path) -> None:
@@ -68,29 +54,28 @@ def lines(found: list[Outcome], root: Path, width: int | None) -> list[str]:
         width: Length of the longest line; None: any.
     """
     rows = [_HEAD, *(tuple(map(_printable, _cells(run))) for run in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if width is not None:
-        for index, name in enumerate(_HEAD):
-            over = sum(widths) + len(_GAP) * (len(_HEAD) - 1) - width
-            if over > 0 and name in _CUT:
-                widths[index] = max(_CUT[name], widths[index] - over)
-    names = ["run", *(_printable(_name(run.folder, root)) for run in found)]
-    one_line = width is None or width >= _WIDE
+        most = [_TEXTS.get(name) for name in _HEAD]
+        rows = [tuple(map(_cut, row, most)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    names = [_printable(str(run.folder.relative_to(root))) for run in found]
+    names = ["run", *(name if name != "." else _printable(str(root)) for name in names)]
     room = max(map(len, names))
-    told = []
+    shown = []
     for row, name, run in zip(rows, names, [None, *found], strict=True):
-        cells = (_cell(*each) for each in zip(row, widths, _HEAD, strict=True))
-        line = _GAP.join(cells)
+        line = "  ".join(
+            cell.ljust(wide) if column in _TEXTS else cell.rjust(wide)
+            for cell, wide, column in zip(row, widths, _HEAD, strict=True)
+        )
         reason = _printable(_why(run)) if run else ""
-        if one_line:
-            told.append(_cut(f"{line}{_GAP}{name:{room}}{_GAP}{reason}".rstrip(), width))
-            continue
-        told.append(_cut(line.rstrip(), width))
-        if run:
-            told.append(_cut(f"{_GAP}{name}" + f": {reason}" * bool(reason), width))
+        if width is None or width >= _WIDE:
+            shown.append(f"{line}  {name:{room}}  {reason}")
+        else:
+            shown += [line, *([f"  {name}" + f": {reason}" * bool(reason)] if run else [])]
     counts = Counter(run.state for run in found)
     states = ", ".join(f"{counts[state]} {state}" for state in sorted(counts))
-    return [*told, f"{len(found):,} run{'s' * (len(found) > 1)}: {states}"]
+    shown.append(f"{len(found):,} run{'s' * (len(found) > 1)}: {states}")
+    return [_cut(line.rstrip(), width) for line in shown]
 
 
 def _why(run: Outcome) -> str:
@@ -100,35 +85,18 @@ def _why(run: Outcome) -> str:
 
 
 def _cells(run: Outcome) -> tuple[str, ...]:
+    epochs = _UNKNOWN if run.epoch is None else f"{run.epoch:.1f}"
+    if run.epoch is not None and run.epochs is not None and run.state != "finished":
+        epochs += f" of {run.epochs:g}"
     return (
         run.recipe or _UNKNOWN,
         _UNKNOWN if run.batch_size is None else f"{run.batch_size:,}",
         run.optimizer or _UNKNOWN,
         _UNKNOWN if run.top1 is None else f"{run.top1:.2f} %",
-        _epochs(run),
-        _UNKNOWN if run.seconds is None else _time(run.seconds),
+        epochs,
+        _UNKNOWN if run.seconds is None else duration(run.seconds),
         run.state,
     )
-
-
-def _epochs(run: Outcome) -> str:
-    """The epochs of a run, and how many it was to have unless it has finished."""
-    if run.epoch is None:
-        return _UNKNOWN
-    if run.state == "finished" or run.epochs is None:
-        return f"{run.epoch:.1f}"
-    return f"{run.epoch:.1f} of {run.epochs:g}"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _name(folder: Path, root: Path) -> str:
-    return str(folder) if folder == root else str(folder.relative_to(root))
 
 
 def _printable(text: str) -> str:
@@ -138,11 +106,6 @@ def _printable(text: str) -> str:
     """
     no_text = {"Cc", "Cs", "Zl", "Zp"}
     return "".join("\ufffd" if unicodedata.category(c) in no_text else c for c in text)
-
-
-def _cell(text: str, width: int, column: str) -> str:
-    text = _cut(text, width)
-    return text.ljust(width) if column in _TO_THE_LEFT else text.rjust(width)
 
 
 def _cut(text: str, width: int | None) -> str:

@@ -15,7 +15,7 @@ from .data_index import data_index
 from .evaluate import evaluate
 from .export import export
 from .plan import plan
-from .prepare import prepare_app
+from .prepare import data_prepare
 from .recipes import recipes_app
 from .report import report
 from .runs import runs
@@ -52,7 +52,7 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(data_app, name="data")
 app.add_typer(tune_app, name="tune")
 app.add_typer(comm_app, name="comm")
-data_app.add_typer(prepare_app, name="prepare")
+data_app.command("prepare")(data_prepare)
 data_app.command("check")(data_check)
 data_app.command("index")(data_index)
 tune_app.command("lr")(tune_lr)

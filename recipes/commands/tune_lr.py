@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from .launch import torchrun
+from .launch import torchrun_again
 from .options import Overrides, RecipeName
 
 
 def tune_lr(
+    context: typer.Context,
     recipe: RecipeName,
     overrides: Overrides = None,
     lr: Annotated[
@@ -104,9 +105,7 @@ def tune_lr(
             print(*report.summary(found), *written, sep="\n")
             print(f"train it: largebatch train {folder / report.RECIPE}{processes}")
         return
-    given = (("--lr", lr), ("--minutes", minutes), ("--runs", runs), ("--out", folder))
-    options = [str(v) for name, value in given if value is not None for v in (name, value)]
-    torchrun(nproc, "largebatch.recipes.tune_lr", [recipe, *values, *options])
+    torchrun_again(context, nproc, "largebatch.recipes.tune_lr")
 
 
 def _say(line: str) -> None:

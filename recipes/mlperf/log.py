@@ -107,8 +107,8 @@ class MLPerfLog(Callback):
         other = departures(run.recipe, len(run.loader.source), val_images)
         if other:
             run.warn(f"mlperf.log: this run is not the benchmark: {'; '.join(other)}")
-        cleared = run.recipe.mlperf.cache_cleared
-        self._log.event("cache_clear", cleared, time_ms=self._init_ms)
+        # The trainer clears no caches of the machines, and cannot know who does.
+        self._log.event("cache_clear", False, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)
         for key, value in self._facts(val_images).items():
             self._log.event(key, value)

@@ -59,13 +59,6 @@ def check_batch_norm(recipe: Recipe, model: nn.Module, phases: Iterable[Phase], 
                 f"batch_norm.images: {asked.images} does not divide a micro-batch of {micro} "
                 f"images; valid: {_divisors(micro)}"
             )
-        accumulated = phase.accumulation(ranks)
-        if asked.over == "rank" and accumulated > 1:
-            raise RecipeError(
-                f"batch_norm.over: rank, but the {micro * accumulated} images of a rank in a step "
-                f"are forwarded {micro} at a time, and only images of one forward pass share "
-                "statistics; valid: micro-batch, or micro_batch_size=null"
-            )
 
 
 def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
@@ -136,7 +129,6 @@ def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) 
     which = {
         "micro-batch": "",
         "ghost": " images in slices of a micro-batch",
-        "rank": " images, all of a rank",
         "group": f" images of {recipe.batch_norm.ranks} ranks",
         "global": f" images of all {world_size} ranks",
     }[recipe.batch_norm.over]

@@ -1,4 +1,4 @@
-"""The table of packaged recipes, on the site and by ``largebatch recipes``.
+"""The packaged recipes, as the site and ``largebatch recipes`` list them.
 
 The accuracy that a recipe should reach is the clause of its head comment that begins with
 "Expected" or "Reaches".
@@ -42,22 +42,6 @@ class Entry:
     def is_imagenet(self) -> bool:
         """Whether it trains on ImageNet."""
         return self.recipe.data.path == "data/imagenet"
-
-    @property
-    def optimizer(self) -> str:
-        """Name of the optimizer, with ``nesterov`` for Nesterov momentum."""
-        options = self.recipe.optimizer
-        return options.name + (" nesterov" if options.nesterov else "")
-
-    @property
-    def decay(self) -> str:
-        """Shape of the learning-rate decay after warm-up."""
-        section = self.recipe.schedule
-        if section.name == "polynomial":
-            return f"power {section.power:g}"
-        if section.name == "step":
-            return f"× {section.factor:g} at {', '.join(map(str, section.milestones))}"
-        return section.name
 
     @property
     def top1(self) -> str:
@@ -120,32 +104,3 @@ def promised(head: str) -> str:
     """The accuracy that a head comment says a recipe should reach; empty if it says none."""
     found = _REACHES.search(head)
     return " ".join(found[1].split()) if found else ""
-
-
-def table() -> str:
-    """The packaged recipes as a table in Markdown."""
-    lines = [
-        "| recipe | what it is | batch | micro-batch | optimizer | learning rate | momentum "
-        "| weight decay | warm-up | decay | epochs | precision | to be reached |",
-        "|---|---|---:|---:|---|---:|---:|---:|---:|---|---:|---|---|",
-    ]
-    for entry in entries():
-        recipe, options = entry.recipe, entry.recipe.optimizer
-        micro = f"{recipe.micro_batch_size:,}" if recipe.micro_batch_size else "all"
-        cells = (
-            f"[{entry.name}](configs/{entry.name}.yaml)",
-            entry.what,
-            f"{recipe.batch_size:,}",
-            micro,
-            entry.optimizer,
-            f"{options.lr:g}",
-            f"{options.momentum:g}",
-            f"{options.weight_decay:g}",
-            str(recipe.schedule.warmup),
-            entry.decay,
-            f"{recipe.epochs:g}",
-            recipe.precision,
-            entry.reaches,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)

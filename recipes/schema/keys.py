@@ -1,7 +1,6 @@
 """The keys of a recipe: type, default and meaning, read from the packaged JSON schema.
 
-Imports nothing heavy: the command line completes keys with it. :func:`table` is the reference of
-all keys in Markdown.
+Imports nothing heavy: the command line completes keys with it.
 """
 
 from __future__ import annotations
@@ -60,74 +59,43 @@ def schema() -> dict[str, Any]:
 @functools.cache
 def all_keys() -> tuple[Key, ...]:
     """All keys in the order of the schema, those at the top level first."""
-    found = list(_keys(schema(), "", schema()["then"]))
-    return tuple(sorted(found, key=lambda key: bool(key.section)))
+    return tuple(sorted(_keys(schema(), ""), key=lambda key: bool(key.section)))
 
 
 @functools.cache
 def sections() -> dict[str, str]:
     """Name and meaning of each section, in the order of the schema."""
-    found = {}
-    for name, node in schema()["properties"].items():
-        inner = _section(node) or _entry(node)
-        if inner:
-            found[name] = inner["description"]
-    return found
+    found = {name: _section(node) for name, node in schema()["properties"].items()}
+    return {name: section["description"] for name, section in found.items() if section}
 
 
-def table(section: str | None = None) -> str:
-    """The keys as tables in Markdown, with a heading of level 2 for each section.
-
-    Args:
-        section: The only section to include, without a heading; all sections by default.
-    """
-    if section is not None:
-        lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-        for key in all_keys():
-            if key.section == section:
-                default = "required" if key.default is None else f"`{key.default}`"
-                cells = (f"`{key.name}`", key.type, default, key.meaning)
-                lines.append(f"| {' | '.join(cells)} |".replace("*", r"\*"))
-        return "\n".join(lines)
-    parts = [LENGTHS, f"## Top level\n\n{table('')}"]
-    parts += [f"## `{name}`\n\n{meaning}\n\n{table(name)}" for name, meaning in sections().items()]
-    return "\n\n".join(parts) + "\n"
-
-
-def _keys(node: dict[str, Any], prefix: str, required: dict[str, Any]) -> Iterator[Key]:
+def _keys(node: dict[str, Any], prefix: str) -> Iterator[Key]:
     for name, key in node["properties"].items():
-        section, entry = _section(key), _entry(key)
-        if section:
-            yield from _keys(section, f"{prefix}{name}.", required["properties"].get(name, {}))
-            continue
-        needed = name in required.get("required", ())
-        yield Key(
-            name=prefix + name,
-            type=_type(key),
-            values=tuple(dict.fromkeys(_values(key))),
-            default=None if needed else _default(key.get("default")),
-            meaning=key["description"],
-        )
-        if entry:
-            yield from _keys(entry, f"{prefix}{name}[].", entry)
+        section = _section(key)
+        is_list = any(form.get("type") == "array" for form in _forms(key))
+        if section is None or is_list:
+            yield Key(
+                name=prefix + name,
+                type=_type(key),
+                values=tuple(dict.fromkeys(_values(key))),
+                default=_default(key["default"]) if "default" in key else None,
+                meaning=key["description"],
+            )
+        if section is not None:
+            yield from _keys(section, f"{prefix}{name}{'[]' * is_list}.")
+
+
+def _forms(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a key may be, and what the entries of a list may be."""
+    for form in node.get("anyOf", (node,)):
+        yield form
+        if "items" in form:
+            yield from _forms(form["items"])
 
 
 def _section(node: dict[str, Any]) -> dict[str, Any] | None:
-    """The section that a key is, None if it is a value or a list."""
-    return None if _lists(node) else _referred(node)
-
-
-def _entry(node: dict[str, Any]) -> dict[str, Any] | None:
-    """The section that the entries of a list are, None if they are values."""
-    return next((_referred(each["items"]) for each in _lists(node)), None)
-
-
-def _lists(node: dict[str, Any]) -> list[dict[str, Any]]:
-    return [inner for inner in node.get("anyOf", (node,)) if inner.get("type") == "array"]
-
-
-def _referred(node: dict[str, Any]) -> dict[str, Any] | None:
-    names = [inner["$ref"] for inner in (node, *node.get("anyOf", ())) if "$ref" in inner]
+    """The section that a key or the entries of a list may be; None if they are values."""
+    names = [form["$ref"] for form in _forms(node) if "$ref" in form]
     return schema()["$defs"][names[0].rpartition("/")[2]] if names else None
 
 
@@ -137,7 +105,7 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
     if "$ref" in node:
         words = re.sub(r"\B(?=[A-Z][a-z])", " ", node["$ref"].rpartition("/")[2])
         return f"{words.lower()}{plural}"
-    if node.get("title") == "length":
+    if node.get("format") == "length":
         return "length" + plural
     if _names(node):
         return f"{'any' if many else 'one'} of {', '.join(_names(node))}"
@@ -149,8 +117,9 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
     if "type" not in node:
         return "any value"
     if node["type"] == "array":
-        count = f"{node['minItems']} " if "minItems" in node else ""
-        return f"list of {count}{_type(node['items'], many=True)}"
+        count = f"{node['maxItems']} " if "maxItems" in node else ""
+        entry = node.get("items") or node["prefixItems"][0]  # of which all are of one type
+        return f"list of {count}{_type(entry, many=True)}"
     limits = (
         f"{sign} {node[name]:g}"
         for name, sign in (

@@ -23,7 +23,7 @@ from .explain import explain
 from .lr_scaling import scaled, settled
 from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
-from .no_effect import no_effect
+from .optimizers import of_others
 from .recipe import Recipe
 from .sections import expand_resume
 
@@ -39,7 +39,7 @@ class Loaded:
         recipe: The validated recipe.
         notices: Lines to show: how the learning rate was scaled, which keys are those of published
             weights, whether an override of ``optimizer.name`` drops the recipe's
-            ``optimizer.args``, and which overrides have no effect.
+            ``optimizer.args``, and which overrides are for other optimizers.
     """
 
     name: str
@@ -116,7 +116,7 @@ def _load(
     if base is not whole and whole["optimizer"]["args"]:
         now = recipe.optimizer.name
         notices += (f"optimizer.args of {called} are dropped: optimizer.name is now {now}",)
-    notices += no_effect(recipe, (override.partition("=")[0] for override in overrides))
+    notices += of_others(recipe.optimizer.name, (key.partition("=")[0] for key in overrides))
     return Loaded(called, head, recipe, notices)
 
 
@@ -199,15 +199,18 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
     if _ran_as(path):  # a run's, by an earlier version
-        content = {key: value for key, value in content.items() if key not in FORMER_KEYS}
+        content = _without_former_keys(content)
     base = content.pop("extends", None)
     if base is None:
         return [content]
     return [*_levels(_find(str(base), path.parent), chain), content]
 
 
-#: Keys of earlier versions, which the recipes in the folders of their runs still hold.
-FORMER_KEYS = ("cuda_graph",)
+#: Keys, and values, of earlier versions, which the recipes of their runs still hold.
+FORMER_KEYS = (
+    *("cuda_graph", "ema.every", "ema.warmup", "mlperf.cache_cleared"),
+    *("profile.memory", "profile.shapes", "profile.stacks", "batch_norm.over=rank"),
+)
 
 #: What YAML 1.1 makes of text, and YAML 1.2 does not or in another form.
 _REPLACED = ("timestamp", "int", "float")
@@ -251,6 +254,15 @@ _Loader.add_implicit_resolver(
     ),
     _START,
 )
+
+
+def _without_former_keys(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The content of a run's recipe of an earlier version, without the keys that went."""
+    return {
+        key: _without_former_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in content.items()
+        if not {f"{prefix}{key}", f"{prefix}{key}={value}"} & {*FORMER_KEYS}
+    }
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -25,7 +25,6 @@ class Entry:
 
     Attributes:
         name: What ``optimizer.name`` calls it.
-        title: What messages call it.
         what: What it is and where it comes from, in a phrase.
         load: Imports what makes it, called as ``make(groups, lr, **options)``. Takes the type of
             the device that the run trains on.
@@ -42,7 +41,6 @@ class Entry:
     """
 
     name: str
-    title: str
     what: str
     load: Callable[[str], Callable[..., Any]]
     keys: tuple[str, ...] = ()
@@ -154,7 +152,6 @@ OPTIMIZERS = {
     for entry in (
         Entry(
             "lars",
-            "LARS",
             "LARS (You et al. 2017), largebatch.lars.LARS",
             _lars,
             keys=(
@@ -168,27 +165,23 @@ OPTIMIZERS = {
         ),
         Entry(
             "sgd",
-            "torch's SGD",
             "SGD with momentum, torch.optim.SGD",
             _of_torch("SGD"),
             keys=("momentum", "nesterov"),
         ),
         Entry(
             "lamb",
-            "LAMB",
             "LAMB (You et al. 2019): apex's FusedLAMB on CUDA where apex is installed, else "
             "timm.optim.Lamb; both clip the norm of all gradients to max_grad_norm, 1 by default",
             _lamb,
         ),
         Entry(
             "adamw",
-            "torch's AdamW",
             "AdamW (Loshchilov & Hutter 2017), torch.optim.AdamW",
             _of_torch("AdamW"),
         ),
         Entry(
             "muon",
-            "Muon",
             "Muon (Jordan 2024) for hidden weights, with SGD, LARS or AdamW for the others, "
             "largebatch.lars.Muon",
             _muon,
@@ -222,8 +215,8 @@ def entry_of(name: str) -> Entry:
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     if is_dotted_path(name):
-        return Entry(name, name, "", lambda _: resolve(name, "optimizer.name"), unscales=None)
-    return Entry(name, f"torch's {name}", "", _of_torch(name))
+        return Entry(name, "", lambda _: resolve(name, "optimizer.name"), unscales=None)
+    return Entry(name, "", _of_torch(name))
 
 
 def known(name: str) -> str:
@@ -292,10 +285,20 @@ def users(key: str) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def table() -> str:
-    """The table in Markdown, for the documentation."""
-    lines = ["| name | what it is | keys of its own |", "|---|---|---|"]
-    for entry in OPTIMIZERS.values():
-        keys = ", ".join(f"`{key}`" for key in entry.own_keys) or "none"
-        lines.append(f"| `{entry.name}` | {entry.what} | {keys} |")
-    return "\n".join(lines)
+def of_others(name: str, keys: Iterable[str]) -> tuple[str, ...]:
+    """A line for each key that the optimizer ``name`` does not take and others do.
+
+    They are no errors: a sweep over ``optimizer.name`` may well give LARS's keys to every run.
+
+    Args:
+        name: A valid ``optimizer.name``.
+        keys: Keys as overrides name them, such as ``optimizer.eps``.
+    """
+    others = {f"optimizer.{key}" for entry in OPTIMIZERS.values() for key in entry.own_keys}
+    others -= {f"optimizer.{key}" for key in entry_of(name).own_keys}
+    return tuple(
+        f"{key} has no effect: optimizer.name is {name}, and it is for "
+        f"{users(key.removeprefix('optimizer.'))} only"
+        for key in dict.fromkeys(keys)
+        if key in others
+    )

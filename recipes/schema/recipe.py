@@ -256,7 +256,7 @@ class Recipe(Section):
             )
         scaled = self.loss_scale != "none"
         if self.precision == "fp16-pure" and entry.unscales is False and scaled:
-            what = f"{entry.title} cannot unscale FP16 gradients; valid with fp16-pure"
+            what = f"{entry.name} cannot unscale FP16 gradients; valid with fp16-pure"
             raise wrong("precision", f"{what}: optimizer.name {UNSCALING}, or loss_scale none")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "an exponential warm-up needs a peak; valid: above 0")

@@ -54,11 +54,11 @@ class Model(Section):
 class BatchNorm(Section):
     """Which images share the statistics of batch norm."""
 
-    over: Literal["micro-batch", "ghost", "rank", "group", "global"] = Field(
+    over: Literal["micro-batch", "ghost", "group", "global"] = Field(
         "micro-batch",
         description="Images that share batch statistics. micro-batch: one forward pass of a rank; "
-        "ghost: slices of a micro-batch; rank: all images of a rank in a step; group: the "
-        "micro-batches of a group of ranks; global: the micro-batches of all ranks.",
+        "ghost: slices of a micro-batch; group: the micro-batches of a group of ranks; global: the "
+        "micro-batches of all ranks.",
     )
     images: PositiveInt | None = Field(
         None,
@@ -332,11 +332,9 @@ class Ema(Section):
     """The exponential moving average (EMA) of the weights."""
 
     decay: Annotated[Float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Weight of the old average at each update; null: no average."
-    )
-    every: Period = Field(Span(1, ""), description="Interval between updates of the average.")
-    warmup: bool = Field(
-        True, description="Limit the decay of update n to (1 + n) / (10 + n), for a faster start."
+        None,
+        description="Weight of the old average at each step, at most (1 + n) / (10 + n) at step n; "
+        "null: no average.",
     )
 
 
@@ -352,11 +350,6 @@ class MLPerf(Section):
     )
     status: Literal["cloud", "onprem", "preview", "research"] = Field(
         "research", description="Availability of the system."
-    )
-    cache_cleared: bool = Field(
-        False,
-        description="State that the caches of the machines were cleared before the start; the "
-        "trainer does not clear them.",
     )
 
 

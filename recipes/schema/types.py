@@ -28,13 +28,6 @@ def span_as_plain(span: Span) -> str | int:
     return str(span) if span.unit else int(span.value)
 
 
-def _not_boolean(value: Any) -> Any:
-    """Refuse a boolean, which pydantic would take as 0 or 1."""
-    if isinstance(value, bool):
-        raise ValueError(f"must be a number, not {str(value).lower()}")
-    return value
-
-
 def _switch(value: Any) -> Any:
     if value != "auto" and not isinstance(value, bool):
         raise ValueError("must be auto, true or false")
@@ -48,11 +41,11 @@ def _not_zero(span: Span) -> Span:
 
 
 def _span_schema(least: int) -> WithJsonSchema:
-    """The JSON schema of a length of at least ``least`` steps; its title names it in tables."""
+    """The JSON schema of a length of at least ``least`` steps; its format names it in tables."""
     text = {"type": "string", "pattern": r"^\s*(\d+(\.\d*)?|\.\d+)(ep|dur)\s*$"}
     steps = {"type": "string", "pattern": r"^\s*\d+(\.0*)?\s*$"}
     return WithJsonSchema(
-        {"title": "length", "anyOf": [{"type": "integer", "minimum": least}, text, steps]}
+        {"format": "length", "anyOf": [{"type": "integer", "minimum": least}, text, steps]}
     )
 
 
@@ -70,9 +63,9 @@ Switch = Annotated[
     Literal["auto"] | bool,
     BeforeValidator(_switch, json_schema_input_type=Literal["auto"] | bool),
 ]
-#: A whole number that a 64-bit integer holds.
-Int = Annotated[int, BeforeValidator(_not_boolean), Field(ge=-(2**63), le=2**63 - 1)]
-Float = Annotated[float, BeforeValidator(_not_boolean)]
+#: A whole number that a 64-bit integer holds. Text and booleans are no numbers.
+Int = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+Float = Annotated[float, Field(strict=True)]
 PositiveInt = Annotated[Int, Field(gt=0)]
 Positive = Annotated[Float, Field(gt=0)]
 NotNegative = Annotated[Float, Field(ge=0)]

@@ -165,15 +165,9 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         saved = {**saved, "recipe": with_defaults(saved["recipe"], recipe)}
     left_out = LeftOut()
     train, val = build_sources(recipe, left_out)
-    # Batch norm over all images of a rank allows no accumulation.
-    keeps_micro = recipe.resume.reshard and recipe.batch_norm.over != "rank"
-    most = largest_micro_batch(saved) if keeps_micro else None
+    most = largest_micro_batch(saved) if recipe.resume.reshard else None
     timeline = timeline_of(recipe, len(train), job.world_size, most)
-    last_step, every = timeline.last_step(recipe), recipe.ema.every
-    if recipe.ema.decay is not None and timeline.steps(every) > timeline.total_steps:
-        raise RecipeError(
-            f"ema.every: {every} is longer than the run, {timeline.total_steps} steps"
-        )
+    last_step = timeline.last_step(recipe)
     if recipe.gradient_noise_every is not None:
         check_measurable(recipe.gradient_noise_every, timeline, last_step)
     check_profile(recipe.profile, last_step, job.world_size)

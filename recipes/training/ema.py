@@ -35,9 +35,8 @@ class WeightAverage:
     Args:
         model: The model as it is trained, converted to its precision, without its DDP wrapper.
         optimizer: Optimizer of its parameters.
-        decay: Weight of the old average in an update, between 0 and 1.
-        warmup: Limit the decay of the n-th update (from 1) to ``(1 + n) / (10 + n)``, so that the
-            average soon forgets the random initial weights.
+        decay: Weight of the old average in an update, between 0 and 1; in the n-th update (from 1)
+            at most ``(1 + n) / (10 + n)``, so that it soon forgets the random initial weights.
 
     Attributes:
         updates: Number of updates so far.
@@ -45,11 +44,8 @@ class WeightAverage:
         buffers: Averaged floating-point buffers of this rank by name, FP32.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, decay: float, *, warmup: bool = True
-    ) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._decay, self._warmup = decay, warmup
+    def __init__(self, model: nn.Module, optimizer: Optimizer, decay: float) -> None:
+        self._model, self._optimizer, self._decay = model, optimizer, decay
         self._held = dict(model.named_parameters())
         self._held_buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
         self.restart()
@@ -59,7 +55,7 @@ class WeightAverage:
         """Return the average that a recipe's section ``ema`` asks for; None without a decay."""
         if section.decay is None:
             return None
-        return cls(model, optimizer, section.decay, warmup=section.warmup)
+        return cls(model, optimizer, section.decay)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -72,9 +68,7 @@ class WeightAverage:
     def update(self) -> None:
         """Add the current weights to the average, without synchronizing with the device."""
         self.updates += 1
-        decay = self._decay
-        if self._warmup:
-            decay = min(decay, (1 + self.updates) / (10 + self.updates))
+        decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
         now = [self._exact(p).float() for p in self._held.values()]
         now += [b.float() for b in self._held_buffers.values()]
         averages = [*self.parameters.values(), *self.buffers.values()]

@@ -140,7 +140,7 @@ class Trainer:
                     break
                 readings.step_end()
                 self.step += 1
-                if self.ema and self._due(recipe.ema.every):
+                if self.ema:
                     with ranged(AVERAGE):
                         self.ema.update()
                 self.callbacks.step_end(self.step)

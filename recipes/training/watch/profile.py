@@ -35,10 +35,10 @@ def check_profile(wanted: Profile, last_step: int, world_size: int) -> None:
             f"profile.steps: {wanted.steps} goes beyond the end of the run, step {last_step}; "
             f"valid: 1..{last_step} or a part of it"
         )
-    if wanted.steps and wanted.ranks != "all" and wanted.ranks[-1] >= world_size:
+    if wanted.steps and wanted.ranks != "all" and max(wanted.ranks) >= world_size:
         valid = "0" if world_size == 1 else f"0 to {world_size - 1}, or all"
         raise RecipeError(
-            f"profile.ranks: there is no rank {wanted.ranks[-1]} among {world_size}; valid: {valid}"
+            f"profile.ranks: no rank {max(wanted.ranks)} among {world_size}; valid: {valid}"
         )
 
 
@@ -77,7 +77,7 @@ class StepProfiler(Callback):
 
     def _start(self) -> None:
         """Record from here on; it takes long on a GPU."""
-        device, wanted = self._run.job.device, self._wanted
+        device = self._run.job.device
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -85,11 +85,7 @@ class StepProfiler(Callback):
         self._profiler = profile(
             activities=activities,
             schedule=lambda step: ProfilerAction.RECORD,  # for the ranges ProfilerStep#N
-            record_shapes=wanted.shapes,
-            profile_memory=wanted.memory,
-            with_stack=wanted.stacks,
-            # With all threads torch records no memory (pytorch/pytorch, issue 166121).
-            experimental_config=_ExperimentalConfig(profile_all_threads=not wanted.memory),
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
         self._profiler.step_num = self._first
         self._profiler.start()

@@ -157,14 +157,12 @@ class Base:
     def overrides(self, batch_size: int, epochs: float, seed: int) -> list[str]:
         """Overrides of the written recipe that make it a run."""
         data = self.recipe.data.path or ""
-        of_rank = self.recipe.batch_norm.over == "rank"  # averages over one pass, the rank's share
-        one_pass = batch_size // self.world_size if of_rank else self.recipe.micro_batch_size
         return [
             # The file of the recipe is without the query of a signed URL.
             *([override("data.path", data)] if data != without_secrets(data) else []),
             f"batch_size={batch_size}",
             f"scale={self.rule}",
-            f"micro_batch_size={one_pass}",
+            f"micro_batch_size={self.recipe.micro_batch_size}",
             f"epochs={epochs!r}",
             f"seed={seed}",
         ]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -39,39 +40,20 @@ def command(
     )
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["train"],
-        ["recipes"],
-        ["recipes", "list"],
-        ["recipes", "show"],
-        ["recipes", "keys"],
-        ["plan"],
-        ["schedule"],
-        ["critical-batch"],
-        ["comm"],
-        ["comm", "tune"],
-        ["comm", "simulate"],
-        ["data"],
-        ["data", "prepare"],
-        ["data", "check"],
-        ["evaluate"],
-        ["export"],
-        ["runs"],
-        ["report"],
-        ["tune"],
-        ["tune", "lr"],
-        ["tune", "precision"],
-    ],
-)
+def commands(command, words=()):
+    """The words of a command and of all commands below it."""
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*words, name))
+
+
+@pytest.mark.parametrize("words", [*commands(typer.main.get_command(app))], ids=" ".join)
 def test_every_command_has_help(words):
     result = run(*words, "--help")
     assert result.exit_code == 0
     assert result.output.startswith("Usage: largebatch")
     lines = result.output.splitlines()
-    assert lines[2].strip().endswith((".", "[OPTIONS]"))
+    assert lines[2].strip().endswith((".", "[OPTIONS]")), lines[2]
     assert max(map(len, lines)) <= 80
 
 
@@ -244,7 +226,7 @@ BAD = {
     "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
     "no validation": (
         ["train", "digits", "data.path={photos}/train"],
-        "{photos}/train has no val/ to evaluate on; valid: ",
+        "data.path: {photos}/train has no val/ to evaluate on; valid: ",
     ),
     "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
     "GPU recipe": (["train", "resnet50-b65536"], "has no CUDA GPU; valid: device=cpu"),

@@ -174,22 +174,8 @@ def test_a_mistake_is_reported_in_one_line(options, message, capsys):
 @pytest.mark.slow("measures on two processes")
 def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     result = command(
-        "comm",
-        "tune",
-        "--nproc",
-        "2",
-        "--ranks-per-node",
-        "1",
-        "--budget-seconds",
-        "5",
-        "--race-seconds",
-        "6",
-        "--wire",
-        "bf16",
-        "--sum-dtype",
-        "fp32",
-        "--out",
-        "plan.json",
+        *("comm", "tune", "--nproc", 2, "--ranks-per-node", 1, "--out", "plan.json"),
+        *("--budget-seconds", 5, "--race-seconds", 6, "--wire", "bf16", "--sum-dtype", "fp32"),
         cwd=folder,
         timeout=120,
     )
@@ -233,7 +219,7 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_measured(options, message):
-    result = run("comm", "tune", *options)
+    result = run("comm", "tune", "--out", "plan.json", *options)
     assert result.exit_code == 2
     assert message in result.output
 
@@ -241,14 +227,8 @@ def test_a_mistake_is_reported_before_anything_is_measured(options, message):
 @pytest.mark.slow("starts two processes")
 def test_ranks_that_do_not_fill_nodes_are_reported_once(folder):
     result = command(
-        "comm",
-        "tune",
-        "--nproc",
-        "2",
-        "--ranks-per-node",
-        "3",
-        "--budget-seconds",
-        "5",
+        *("comm", "tune", "--nproc", 2, "--ranks-per-node", 3, "--budget-seconds", 5),
+        *("--out", "plan.json"),
         cwd=folder,
         timeout=120,
     )

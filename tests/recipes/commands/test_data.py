@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from largebatch.pipeline import Progress
-from largebatch.recipes.commands.data_progress import Bar, size
+from largebatch.recipes.commands.data_progress import Bar, describe
 from largebatch.recipes.commands.tree import app
 
 
@@ -24,25 +24,14 @@ def data(photos, tmp_path):
     return shutil.copytree(photos, tmp_path / "data")
 
 
-NAMES = ("digits", "cifar10", "imagenet", "folder")
-
-
-@pytest.mark.parametrize("words", [["check"], ["index"], *(["prepare", name] for name in NAMES)])
-def test_every_command_has_help(words):
-    result = run(*words, "--help")
-    assert result.exit_code == 0
-    assert max(map(len, result.output.splitlines())) <= 80
-    assert "--workers" in result.output or words == ["index"]
-
-
 def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     out = tmp_path / "shards"
     command = ("prepare", "folder", photos, "--format", "webdataset", "--out", out)
     for _ in range(2):
-        result = run(*command, "--shard-bytes", "20kB")
+        result = run(*command, "--images-per-shard", "20")
         assert result.exit_code == 0, result.output
         assert result.stdout == f"{out}: 53 images in train, 23 images in val\n"
-    assert "writing train and val: 76 images, " not in result.stderr  # it was there
+    assert "writing train and val: " not in result.stderr  # it was there
     result = run("check", out, "--json", tmp_path / "found.json")
     assert result.exit_code == 0, result.output
     findings = json.loads((tmp_path / "found.json").read_text())
@@ -56,7 +45,7 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     assert result.stdout.splitlines()[-1] == f"{out}: no problem that stops training"
     assert findings["usable"] is True
     assert findings["splits"][0]["kinds"] == {"JPEG RGB": 53}
-    assert result.stderr.splitlines()[0].startswith("checking train: 53 images, ")
+    assert result.stderr.splitlines()[0].startswith("checking train: 0 of 53 images, ")
 
 
 def test_what_stops_training_and_damaged_images_give_exit_code_1(data, tmp_path):
@@ -103,8 +92,13 @@ FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "{photos}")
 BAD = {
     "data set": (("prepare", "mnist"), "'mnist'; valid: digits, cifar10, imagenet, folder"),
     "format": ((*FOLDER, "--format", "zip"), "unknown format 'zip'; valid: folder, webdataset"),
-    "size": ((*FOLDER, "--shard-bytes", "big"), "--shard-bytes: 'big' is not a size; valid: such"),
-    "no size": ((*FOLDER, "--shard-bytes", "0"), "shard_bytes: 0 is too small; valid: at least 1"),
+    "no images": ((*FOLDER, "--images-per-shard", "0"), "images_per_shard: 0 is too small; valid:"),
+    "no folder": (FOLDER[:-1], "SRC: missing; valid: a folder of your images"),
+    "folder of digits": (("prepare", "digits", *FOLDER[2:]), "SRC: not for digits; valid for fol"),
+    "option of another": (
+        (*FOLDER, "--allow-partial"),
+        "--allow-partial: not for folder; valid for cifar10 and imagenet",
+    ),
     "nothing to do": (
         FOLDER,
         "the output would be the same folders; valid: --split, --format or --resize",
@@ -134,38 +128,39 @@ def test_a_mistake_is_reported_in_one_line(photos, tmp_path, monkeypatch, argume
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bar_shows_images_bytes_and_rates():
-    console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
+def shown(is_terminal, *progress):
+    """What a bar leaves on the screen at the end of its work."""
+    console = Console(force_terminal=is_terminal, width=120, record=True, file=io.StringIO())
     with Bar(console) as bar:
-        for images in (0, 250, 500):
-            bar._shown = 0.0  # as if time had passed
-            bar(Progress("writing", images, images * 1000, 500, 500_000))
+        for each in progress:
+            bar(each)
         bar._bars.refresh()
-    text = console.export_text()
-    assert "500 of 500 images, 500 kB of 500 kB, " in text
-    assert "images/s" in text
+    return console.export_text().splitlines()
 
 
-def test_without_a_terminal_a_line_is_shown_at_the_start_and_after_a_while():
-    console = Console(force_terminal=False, width=120, record=True, file=io.StringIO())
-    with Bar(console) as bar:
-        for images in range(0, 501, 5):
-            bar(Progress("writing", images, images * 1000, 500, 500_000))
-        bar._shown -= 31
-        bar(Progress("writing", 500, 500_000, 500, 500_000))
-        bar(Progress("verifying val"))
-    lines = console.export_text().splitlines()
-    assert lines[0] == "writing: 500 images, 500 kB"
-    assert lines[1].startswith("writing: 500 of 500 images, 500 kB of 500 kB, ")
-    assert lines[2:] == ["verifying val"]
+WORK = [Progress("writing", images, images * 1000, 500, 500_000) for images in range(0, 501, 5)]
+
+
+def test_a_terminal_has_a_bar_and_a_file_a_line_for_each_task():
+    assert any("500 of 500 images, 500.0 kB of 500.0 kB, " in line for line in shown(True, *WORK))
+    lines = shown(False, *WORK, Progress("verifying val"), Progress("indexing", total_bytes=10))
+    assert lines == [
+        "writing: 0 of 500 images, 0 bytes of 500.0 kB",
+        "verifying val",
+        "indexing: 0 bytes of 10 bytes",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_999, "1 MB"), (147_897_477_120, "148 GB")],
+    ("progress", "text"),
+    [
+        (WORK[1], "5 of 500 images, 5.0 kB of 500.0 kB, 2 images/s"),
+        (Progress("", bytes=4_000_000, total_bytes=10**10), "4.0 MB of 10.0 GB, 2.0 MB/s"),
+        (Progress("", 3, total_images=1000), "3 of 1,000 images, 2 images/s"),
+    ],
 )
-def test_sizes_are_readable(count, text):
-    assert size(count) == text
+def test_work_is_told_in_images_and_bytes(progress, text):
+    assert describe(progress, 2.0) == text
 
 
 def test_shards_of_other_tools_get_an_index(photos, tmp_path):

@@ -1,10 +1,14 @@
 """The processes that a command starts are bound to the processors of their GPUs, if they can be."""
 
+from collections import Counter
+
 import pytest
 from torch.distributed import run
 from torch.numa import binding
+from typer.testing import CliRunner
 
 from largebatch.recipes.commands.launch import torchrun
+from largebatch.recipes.commands.tree import app
 
 
 @pytest.fixture
@@ -15,6 +19,34 @@ def started(monkeypatch):
     monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", lambda **_: {0, 1})
     monkeypatch.setattr(binding.shutil, "which", lambda program: f"/usr/bin/{program}")
     return words
+
+
+#: Each command that starts itself again: its words, its options, and its module.
+AGAIN = [
+    (
+        ["tune", "lr"],
+        ["digits", "device=cpu", "--lr", "0.5..2", "--runs", "8.0", "--json"],
+        "tune_lr",
+    ),
+    (["comm", "tune"], ["--out", "a.json", "--wire", "fp16", "--wire", "bf16"], "tune_comm"),
+]
+
+
+@pytest.mark.parametrize(("words", "options", "module"), AGAIN)
+def test_a_command_is_started_again_with_its_options(started, monkeypatch, words, options, module):
+    monkeypatch.setattr("largebatch.recipes.train.check", lambda *_: None)
+    for _ in range(2):
+        result = CliRunner().invoke(app, [*words, *options, "--nproc", "2"])
+        assert result.exit_code == 0, result.output
+        place = started.index("-m")
+        again = started[place + 2 :]
+        assert started[place + 1] == f"largebatch.recipes.{module}"
+        assert "--nproc" not in again
+        assert not (Counter(options) - Counter(again)), again
+        options = again  # which give the same once more
+        started.clear()
+    assert CliRunner().invoke(app, [*words, *options, "--nproc", "2"]).exit_code == 0
+    assert started[started.index("-m") + 2 :] == options
 
 
 def bound(words):

@@ -12,8 +12,11 @@ from largebatch.recipes.training import process
 from tests.recipes.commands.test_app import run
 
 BAD_INPUT = [
-    (["comm", "tune", "--wire", "int4"], "--wire: unknown dtype 'int4'"),
-    (["comm", "tune", "--ranks-per-node", "3"], "ranks_per_node: 2 ranks cannot be split"),
+    (["comm", "tune", "--out", "plan.json", "--wire", "int4"], "--wire: unknown dtype 'int4'"),
+    (
+        ["comm", "tune", "--out", "plan.json", "--ranks-per-node", "3"],
+        "ranks_per_node: 2 ranks cannot be split",
+    ),
     (["tune", "lr", "digits", "epochs=-1"], "epochs: "),
     (["tune", "lr", "digits", "optimizer.lrr=1"], "optimizer.lrr"),
     (["critical-batch", "digits", "--rule", "cube"], "--rule: unknown: 'cube'"),

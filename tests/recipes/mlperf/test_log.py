@@ -210,7 +210,7 @@ def test_another_runs_log_and_a_folder_are_refused(photos, tmp_path):
     ("norm", "span"),
     [
         (["over=ghost", "images=2"], 2),
-        (["over=rank"], 16),
+        (["over=micro-batch"], 16),
     ],
 )
 def test_the_span_of_batch_norm_is_that_of_its_layers(photos, tmp_path, norm, span):

@@ -1,4 +1,4 @@
-"""Runs whose batch norm is over slices, ranks, groups of ranks, or all ranks."""
+"""Runs whose batch norm is over slices, groups of ranks, or all ranks."""
 
 import contextlib
 import io
@@ -48,7 +48,6 @@ def runs_on_ranks(root, folder):
         "global": (*GLOBAL, "checkpoint.every=1", "checkpoint.keep=99"),
         "resumed": (*GLOBAL, f"resume={folder / 'global/checkpoints/step-00000003'}"),
         "micro-batch": ("micro_batch_size=8",),
-        "rank": ("batch_norm.over=rank", "micro_batch_size=null"),
         "group": ("batch_norm.over=group", "batch_norm.ranks=2", "micro_batch_size=8"),
         "accumulated": ("batch_norm.over=global", "precision=auto", "stop_after=1"),
     }.items():
@@ -119,11 +118,6 @@ def test_a_resumed_run_over_all_ranks_equals_an_uninterrupted_one(on_ranks):
         assert_same(found["weights"]["resumed"], found["weights"]["global"])
 
 
-def test_over_rank_states_the_default_and_changes_nothing(on_ranks):
-    for found in on_ranks:
-        assert_same(found["weights"]["rank"], found["weights"]["micro-batch"])
-
-
 def test_slices_in_one_process_equal_the_ranks_of_a_larger_machine(
     photos, on_ranks, whole, tmp_path
 ):
@@ -138,13 +132,12 @@ def test_slices_in_one_process_equal_the_ranks_of_a_larger_machine(
 def test_images_that_share_statistics_are_counted(on_ranks, photos, tmp_path, capsys):
     output, summary = on_ranks[0]["output"], on_ranks[0]["summary"]
     assert "; batch norm over 8 steps " in output["micro-batch"]
-    assert "; batch norm over 8 images, all of a rank steps " in output["rank"]
     assert "; batch norm over 16 images of 2 ranks steps " in output["group"]
     assert "; batch norm over 16 images of all 2 ranks steps " in output["global"]
     assert "; batch norm over 8 images of all 2 ranks steps " in output["accumulated"]
     assert summary == {
         **dict.fromkeys(("global", "resumed", "group"), 16),
-        **dict.fromkeys(("micro-batch", "rank", "accumulated"), 8),
+        **dict.fromkeys(("micro-batch", "accumulated"), 8),
     }
     trainer = make(photos, tmp_path / "a", "batch_norm.over=ghost", "batch_norm.images=2")
     assert "batch norm over 2 images in slices of a micro-batch" in capsys.readouterr().out
@@ -190,13 +183,6 @@ class Mean(nn.BatchNorm2d):
             [],
             "ranks: 3 does not divide the number of ranks, 1; valid: 1",
         ),
-        (
-            ["over=rank"],
-            [],
-            "over: rank, but the 16 images of a rank in a step are forwarded 4 at a time, and only "
-            "images of one forward pass share statistics; valid: micro-batch, or "
-            "micro_batch_size=null",
-        ),
         (["over=global"], NO_BATCH_NORM, "over: test_vit has no batch norm; valid: micro-batch"),
     ],
 )
@@ -222,11 +208,6 @@ def test_layers_of_unknown_kinds_are_refused():
     ("over", "later", "message"),
     [
         (["over=ghost", "images=8"], Phase(99, 32, 20, 10), "a micro-batch of 10 images"),
-        (
-            ["over=rank"],
-            Phase(99, 32, 64, 16),
-            "the 32 images of a rank in a step are forwarded 16",
-        ),
     ],
 )
 def test_later_batch_sizes_are_checked_too(over, later, message):

@@ -30,13 +30,13 @@ def problems(text):
     return [error.message for error in VALIDATOR.iter_errors(content)]
 
 
-VALIDATOR = jsonschema.Draft7Validator(keys.schema())
+VALIDATOR = jsonschema.Draft202012Validator(keys.schema())
 
 
 def test_the_packaged_file_is_that_of_the_schema():
     """After a change to the schema: python -m largebatch.recipes.schema.json_schema."""
     assert keys.SCHEMA.read_text(encoding="utf-8") == json_schema.text()
-    jsonschema.Draft7Validator.check_schema(keys.schema())
+    jsonschema.Draft202012Validator.check_schema(keys.schema())
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -81,19 +81,16 @@ def test_valid_recipes_are_accepted(text, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {name: resnet18}\n", "'batch_size' is a required property"),
-        (MINIMAL.replace("lr: 1.0", "momentum: 0.5"), "'lr' is a required property"),
-        (MINIMAL.replace("name: resnet18", ""), "'name' is a required property"),
         (MINIMAL + "lr: 3\n", "Additional properties are not allowed ('lr' was unexpected)"),
         (MINIMAL + "ema: {dekay: 0.9}\n", "('dekay' was unexpected)"),
         (MINIMAL + "precision: fp8\n", "'fp8' is not one of ['auto', 'fp32'"),
         (MINIMAL + "seed: -1\n", "-1 is less than the minimum of 0"),
         (MINIMAL + "seed: true\n", "True is not of type 'integer'"),
+        (MINIMAL + "profile: {ranks: []}\n", "[] is not valid under any of the given schemas"),
         (MINIMAL + "label_smoothing: 1\n", "1 is greater than or equal to the maximum of 1"),
         (MINIMAL + "log_every: 0\n", "0 is not valid under any of the given schemas"),
         (MINIMAL + "log_every: 5epochs\n", "'5epochs' is not valid under any of the given"),
         (MINIMAL + "loss_scale: 0\n", "0 is not valid under any of the given schemas"),
-        (MINIMAL + "stages: [{batch_size: 128}]\n", "'from' is a required property"),
         ("extends: digits\ndata: {crop_area: [0.1]}\n", "[0.1] is too short"),
     ],
 )
@@ -104,16 +101,11 @@ def test_mistakes_are_found(text, message):
 def test_every_key_is_in_the_table_with_its_meaning():
     found = [key for key in keys.all_keys() if "[]" not in key.name and key.name != "extends"]
     assert sorted(key.name for key in found) == sorted(keys_of(Recipe))
+    required = [key.name for key in found if key.default is None]
+    assert required == ["batch_size", "epochs", "model.name", "optimizer.lr"]
     for key in keys.all_keys():
         assert re.fullmatch(r"[A-Zl].+\.", key.meaning), key
         assert len(key.meaning) < 320, key
-    text = keys.table()
-    assert text.count("\n## ") == 1 + len(keys.sections())
-    for key in keys.all_keys():
-        assert text.count(f"\n| `{key.name}` | ") == 1
-    assert [line.count(" | ") for line in text.splitlines() if line.startswith("| `")] == (
-        [3] * len(keys.all_keys())
-    )
 
 
 def test_defaults_in_the_table_are_those_of_a_recipe(tmp_path):

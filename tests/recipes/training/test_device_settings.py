@@ -54,14 +54,6 @@ def test_the_settings_are_told():
     assert settings(CPU, "channels_last=true").in_words() == "channels-last memory format"
 
 
-@pytest.mark.parametrize("key", ["cudnn_benchmark", "tf32"])
-def test_keys_of_cuda_have_no_effect_on_the_cpu(key):
-    assert load("digits", [f"{key}=false", "device=cpu"]).notices == (
-        f"{key} has no effect: device is cpu",
-    )
-    assert load("digits", [f"{key}=false"]).notices == ()
-
-
 @pytest.mark.parametrize("key", ["channels_last", "cudnn_benchmark"])
 def test_a_value_that_is_no_switch_is_refused(key):
     with pytest.raises(RecipeError, match=rf"^recipe digits: {key}: must be auto, true or false$"):
