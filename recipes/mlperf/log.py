@@ -108,7 +108,7 @@ class MLPerfLog(Callback):
         if other:
             run.warn(f"mlperf.log: this run is not the benchmark: {'; '.join(other)}")
         # The trainer clears no caches of the machines, and cannot know who does.
-        self._log.event("cache_clear", False, time_ms=self._init_ms)
+        self._log.event("cache_clear", run.recipe.mlperf.cache_cleared, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)
         for key, value in self._facts(val_images).items():
             self._log.event(key, value)

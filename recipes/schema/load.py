@@ -208,7 +208,7 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
 
 #: Keys, and values, of earlier versions, which the recipes of their runs still hold.
 FORMER_KEYS = (
-    *("cuda_graph", "ema.every", "ema.warmup", "mlperf.cache_cleared"),
+    *("cuda_graph", "ema.every", "ema.warmup"),
     *("profile.memory", "profile.shapes", "profile.stacks", "batch_norm.over=rank"),
 )
 

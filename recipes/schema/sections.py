@@ -351,6 +351,11 @@ class MLPerf(Section):
     status: Literal["cloud", "onprem", "preview", "research"] = Field(
         "research", description="Availability of the system."
     )
+    cache_cleared: bool = Field(
+        False,
+        description="State that the caches of the machines were cleared before the start; the "
+        "trainer does not clear them.",
+    )
 
 
 class UserCallback(Section):

@@ -45,7 +45,6 @@ def test_a_run_of_an_earlier_version_is_read_without_the_keys_that_went(tmp_path
     content["ema"] |= {"every": 1, "warmup": True}
     content["profile"] |= {"memory": False, "shapes": False, "stacks": False}
     content["batch_norm"]["over"] = "rank"  # which was the default under another name
-    content["mlperf"] |= {"cache_cleared": False}
     lines = yaml.safe_dump(content)
     (tmp_path / "recipe.yaml").write_text("# The recipe digits as it ran.\n" + lines)
     assert load(str(tmp_path / "recipe.yaml")).recipe == load("digits").recipe
