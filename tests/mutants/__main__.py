@@ -101,12 +101,14 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def lost(before: list[dict[str, str]], after: list[dict[str, str]]) -> list[str]:
-    """Name each mutant that was caught before and is not caught after."""
-    now = {row["mutant"]: row for row in after}
+    """Name each mutant that was caught before and is not caught after.
+
+    Both are in the order of ``list.json``, as a mutant changes its name when its line moves.
+    """
     return [
-        f"{now[row['mutant']]['outcome']}: {row['mutant']} (was caught by {row['by']})"
-        for row in before
-        if row["outcome"] == "caught" and now[row["mutant"]]["outcome"] != "caught"
+        f"{now['outcome']}: {row['mutant']} (was caught by {row['by']})"
+        for row, now in zip(before, after, strict=True)
+        if row["outcome"] == "caught" and now["outcome"] != "caught"
     ]
 
 
