@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (42_091, 35_000),
+    "amp comm lars pipeline recipes": (42_093, 35_000),
     "recipes": (20_829, 15_500),
     "recipes/commands": (2_083, 1_650),
     "recipes/tune": (2_911, 2_150),
@@ -40,8 +40,8 @@ LINES = {  # of Python in all files below these folders
     "pipeline": (7_445, 7_400),
     "lars": (5_769, 5_300),
     "amp": (2_165, 2_000),
-    "comm": (5_883, 5_000),
-    "tests": (44_098, 30_000),
+    "comm": (5_885, 5_000),
+    "tests": (44_094, 30_000),
     "benchmarks": (10_713, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe

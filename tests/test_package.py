@@ -32,7 +32,7 @@ def test_the_wheel_holds_the_whole_tree(tmp_path):
     wanted = {f"largebatch/{name}" for name in ("__init__.py", "_lazy.py", "py.typed")}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
-            if path.suffix in (".css", ".html", ".js", ".json", ".py", ".yaml"):
+            if path.suffix in (".css", ".html", ".js", ".json", ".md", ".py", ".yaml"):
                 wanted.add(f"largebatch/{path.relative_to(ROOT)}")
     assert packed == wanted
 

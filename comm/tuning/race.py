@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ _FAR_BEHIND = 1.1  # times the fastest: dropped
 _LONGEST_BACKWARD = 2.0  # times the predicted communication; longer ones are shortened to that
 _SIDE = 192  # of the matrices that are multiplied in place of the model's backward
 _WARM_UP_SECONDS = 0.2
+_OPTIONS = {field.name for field in fields(Rule)}  # older results have one more
 _MARGIN = 1.1  # factor on the predicted time of the next round
 
 
@@ -293,7 +294,8 @@ def from_json(content: Mapping[str, Any] | None) -> Final | None:
         return None
     plans = [dict(finalist["plan"]) for finalist in content["finalists"]]
     for plan in plans:
-        plan["rules"] = tuple(Rule(**rule) for rule in plan["rules"])
+        known = [{k: v for k, v in rule.items() if k in _OPTIONS} for rule in plan["rules"]]
+        plan["rules"] = tuple(Rule(**rule) for rule in known)
     found = tuple(
         Finalist(Plan(**plan), tuple(f["seconds"]))
         for plan, f in zip(plans, content["finalists"], strict=True)

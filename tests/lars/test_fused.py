@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.lars.allocations import peak_bytes
 from largebatch.lars import fused, reference
-from largebatch.lars.reference import DENOMINATORS, DIALECTS, Hyper
+from largebatch.lars.names import DENOMINATORS
+from largebatch.lars.reference import DIALECTS, Hyper
 
 hypers = st.builds(
     Hyper,

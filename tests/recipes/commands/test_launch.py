@@ -25,7 +25,7 @@ def started(monkeypatch):
 AGAIN = [
     (
         ["tune", "lr"],
-        ["digits", "device=cpu", "--lr", "0.5..2", "--runs", "8.0", "--json"],
+        ["digits", "device=cpu", "--lr", "0.5..2", "--runs", "8.0"],
         "tune_lr",
     ),
     (["comm", "tune"], ["--out", "a.json", "--wire", "fp16", "--wire", "bf16"], "tune_comm"),

@@ -34,17 +34,6 @@ def test_a_search_ends_with_a_picture_and_a_recipe(photos, tmp_path):
     assert tuned.data.holdout is None
 
 
-def test_the_processes_of_torchrun_are_given_the_same_options(photos, tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(
-        "largebatch.recipes.commands.tune_lr.torchrun", lambda *given: started.extend(given)
-    )
-    options = ["--lr", "0.5..2", "--runs", "8.0", "--out", str(tmp_path)]
-    result = run("tune", "lr", *small(photos), *options, "--nproc", 2)
-    assert result.exit_code == 0, result.output
-    assert started == [2, "largebatch.recipes.tune_lr", [*small(photos), *options]]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -32,6 +32,7 @@ NEEDS_IMAGENET = {"Failed checks for eval_accuracy : v['value'] >= 0.7590 and v[
 KEPT = [
     "mlperf.log=result_0.txt",
     "mlperf.org=us",
+    "mlperf.cache_cleared=true",
     "epochs=8",
     "micro_batch_size=8",
     "evaluate_every=4ep",
@@ -101,7 +102,7 @@ def test_the_log_has_the_values_of_the_recipe_and_the_run(run):
     assert found["submission_division"] == "closed"
     assert found["submission_org"] == "us"
     assert found["submission_platform"].startswith("1x1 ")
-    assert found["cache_clear"] is False
+    assert found["cache_clear"] is True
     assert (found["train_samples"], found["eval_samples"]) == (53, 23)
     assert (found["global_batch_size"], found["gradient_accumulation_steps"]) == (16, 2)
     assert found["model_bn_span"] == 8

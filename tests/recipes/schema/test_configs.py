@@ -202,9 +202,11 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
         assert group["lr"] == options.lr * own.get("lr_scale", 1)
         assert group["nesterov"] == options.nesterov
     rise = lengths(recipe)[2].warmup_steps
-    assert built.schedule(rise) == options.lr
-    assert max(built.schedule(s) for s in range(0, built.timeline.total_steps, 97)) <= options.lr
-    assert built.schedule(built.timeline.total_steps) < 2e-3 * options.lr
+    assert built.rates.schedule(rise) == options.lr
+    assert (
+        max(built.rates.schedule(s) for s in range(0, built.timeline.total_steps, 97)) <= options.lr
+    )
+    assert built.rates.schedule(built.timeline.total_steps) < 2e-3 * options.lr
     words = " ".join(loaded.head.split())
     assert "It has not been trained here." in words
     assert "Source: " in words

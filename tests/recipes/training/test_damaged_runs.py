@@ -5,13 +5,14 @@ import os
 import shutil
 import signal
 from contextlib import suppress
+from dataclasses import asdict
 from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from largebatch.recipes.commands.runs_table import SORTS, as_json, lines, sort_value
+from largebatch.recipes.commands.runs_table import SORTS, lines, sort_value
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.report.page import render
 from largebatch.recipes.report.picture import write_picture
@@ -118,7 +119,7 @@ def damage(folder, data):
 def read_in_every_way(folder):
     """List and report a run, as the commands do."""
     found = [outcome_of(path) for path in find_runs(folder.parent)]
-    assert json.dumps([as_json(run) for run in found], allow_nan=False)
+    assert json.dumps([{**asdict(run), "folder": ""} for run in found], allow_nan=False)
     assert [sorted(found, key=lambda run: sort_value(run, key)) for key in SORTS]
     assert lines(found, folder.parent, 80)
     with suppress(RecipeError):
