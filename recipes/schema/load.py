@@ -120,21 +120,6 @@ def _load(
     return Loaded(called, head, recipe, notices)
 
 
-def bases(name: str) -> list[dict[str, Any]]:
-    """The contents of the recipe files that a recipe builds on, and of its own, the lowest first.
-
-    Each holds the keys of those below it; they are not validated.
-
-    Raises:
-        RecipeError: The recipe is unknown, or a file cannot be read.
-    """
-    found: list[dict[str, Any]] = [{}]
-    for level in _levels(find(name), ()):
-        below = _without_args_of_another(found[-1], level)
-        found.append(scaled(below, level, _merge(below, level), ())[0])
-    return found[1:]
-
-
 def nested(overrides: Iterable[str]) -> dict[str, Any]:
     """The keys and values of overrides, in sections as a recipe file has them.
 
