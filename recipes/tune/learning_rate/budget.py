@@ -75,7 +75,7 @@ def plan(budget: float, cost: Cost, total_steps: int, spent: float = 0.0) -> Pla
         raise RecipeError(
             f"--{option}: {budget / unit:g} is too little: the shortest trial takes about "
             f"{cost.words(cost.of(shortest))}, and a search has {FEWEST + 3} at least; valid: at "
-            f"least {math.ceil(10 * least / unit + 1e-6) / 10:g}"
+            f"least {f'{math.ceil(10 * least / unit + 1e-6) / 10:.1f}'.removesuffix('.0')}"
         )
     fitting = (FINE_SHARE * (budget - spent) / FINE_TRIALS - cost.start) / cost.whole
     fine = min(1.0, max(fitting, shortest))

@@ -25,7 +25,7 @@ from largebatch.recipes.tune.learning_rate.budget import (
     steps=st.integers(2, 10**6),
     early=st.floats(0.3, 1.0),
 )
-def test_the_trials_that_are_planned_fit_and_a_larger_budget_has_longer_ones(
+def test_the_trials_that_are_planned_fit_and_a_larger_budget_has_longer_fine_ones(
     start, whole, budget, steps, early
 ):
     cost = Cost(start, whole, "seconds")
@@ -38,7 +38,9 @@ def test_the_trials_that_are_planned_fit_and_a_larger_budget_has_longer_ones(
     assert 0 < planned.coarse <= planned.fine <= 1
     assert planned.coarse * steps >= min(UPDATES, steps) * 0.999
     larger = plan(2 * budget, cost, steps)
-    assert (larger.coarse, larger.fine) >= (planned.coarse, planned.fine)
+    assert larger.fine >= planned.fine
+    # As long as both kinds have one length, coarse trials may be shorter with the larger budget.
+    assert larger.coarse >= planned.coarse or planned.coarse == planned.fine
     number, spent, fine = 0, 0.0, cost.of(planned.fine)
     while holds_coarse(number, budget - spent, planned, cost):
         spent += early * cost.of(planned.coarse)  # some end early
