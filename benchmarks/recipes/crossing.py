@@ -3,7 +3,8 @@
 Each run has a schedule of its own length, so that a run is one point of accuracy against epochs. A
 curve in the logarithm of epochs is fitted to these points by least squares and inverted where it
 meets the target. The interval holds the lengths at which the difference of curve and target is not
-significant (Fieller 1954); it takes in the spread of the runs and that of the target.
+significant (Fieller 1954); it takes in the spread of the runs, that of the target, and the
+distances of lengths from the curve that seeds do not explain.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scipy.stats import t
 
 from benchmarks.recipes.spread import Spread
 
+NO_MISFIT = Spread(0.0, math.inf)
 #: Lengths at which the curve is compared with the target, between the shortest and longest run.
 _STEPS = 2000
 
@@ -67,6 +69,7 @@ def crossing(
     target: Target,
     confidence: float = 0.95,
     spread: Spread | None = None,
+    misfit: Spread = NO_MISFIT,
 ) -> Crossing:
     """Estimate where accuracy against epochs meets a target.
 
@@ -80,12 +83,13 @@ def crossing(
         target: The accuracy to reach.
         confidence: Probability with which the interval holds the true length.
         spread: Spread of single runs of one length, if it is known better than these runs tell it.
+        misfit: Spread of the lengths around the curve, beyond that of their runs.
 
     Raises:
         ValueError: There are fewer than two lengths or three runs.
     """
     lengths = sorted(set(epochs))
-    degree = 2 if len(lengths) >= 3 and len(top1) > 3 else 1
+    degree = degree_of(epochs)
     if len(lengths) < 2 or len(top1) < 3:
         raise ValueError(
             f"{len(top1)} runs of {len(lengths)} lengths; valid: three runs of two lengths"
@@ -95,29 +99,63 @@ def crossing(
     def powers(of: Sequence[float]) -> np.ndarray:
         return np.vander(np.log(np.asarray(of, dtype=float)) - centre, degree + 1)
 
-    design = powers(epochs)
-    weights, _, _, _ = np.linalg.lstsq(design, np.asarray(top1), rcond=None)
+    design, accuracy = powers(epochs), np.asarray(top1)
     if spread is None:
         freedom = len(top1) - degree - 1
-        residuals = np.asarray(top1) - design @ weights
+        residuals = accuracy - design @ np.linalg.lstsq(design, accuracy, rcond=None)[0]
         spread = Spread(math.sqrt(residuals @ residuals / freedom), freedom)
-    inverse = np.linalg.inv(design.T @ design)
+    # The runs of a length share their distance from the curve, so that their mean counts as one.
+    seeds = np.array([epochs.count(length) for length in epochs])
+    certainty = 1 / (max(spread.deviation, 1e-9) ** 2 + seeds * misfit.deviation**2)
+    inverse = np.linalg.inv((design.T * certainty) @ design)
+    weights = inverse @ (design.T * certainty) @ accuracy
 
     grid = np.geomspace(lengths[0], lengths[-1], _STEPS)
     at = powers(list(grid))
     ahead = at @ weights - target.top1
-    of_curve = np.einsum("ij,jk,ik->i", at, inverse, at) * spread.deviation**2
+    of_curve = np.einsum("ij,jk,ik->i", at, inverse, at)
     variance = of_curve + target.error**2
+    freedom_of_curve = (misfit if misfit.deviation else spread).freedom
     # Welch and Satterthwaite: two variances, each with degrees of freedom of its own.
     joint = np.divide(
         variance**2,
-        of_curve**2 / spread.freedom + target.error**4 / target.freedom,
+        of_curve**2 / freedom_of_curve + target.error**4 / target.freedom,
         out=np.full_like(variance, math.inf),
         where=variance > 0,
     )
     half = t.ppf((1 + confidence) / 2, joint) * np.sqrt(variance)
     low, high = _first(grid, ahead + half >= 0), _first(grid, ahead >= half)
     return Crossing(_first(grid, ahead >= 0), min(low, lengths[-1]), max(high, lengths[0]))
+
+
+def degree_of(epochs: Sequence[float]) -> int:
+    """The degree of the curve through runs of these lengths."""
+    return 2 if len(set(epochs)) >= 3 and len(epochs) > 3 else 1
+
+
+def misfit_of(cells: Sequence[tuple[Sequence[float], Sequence[float]]], spread: Spread) -> Spread:
+    """How far the lengths of cells lie from their curves, beyond the spread of seeds.
+
+    The moment estimate of the standard deviation of a length's distance from the curve, pooled over
+    the cells; its degrees of freedom are those of the lengths that the curves leave.
+
+    Args:
+        cells: Epochs and accuracies of the runs of each cell.
+        spread: Spread of single runs of one length.
+    """
+    squares, expected, freedom = 0.0, 0.0, 0
+    for epochs, top1 in cells:
+        lengths, degree = sorted(set(epochs)), degree_of(epochs)
+        if len(lengths) <= degree + 1:
+            continue
+        curve, _ = np.linalg.qr(np.vander(np.log(epochs) - np.log(epochs).mean(), degree + 1))
+        member = np.array([[e == length for length in lengths] for e in epochs], dtype=float)
+        left = member @ np.diag(1 / member.sum(axis=0)) @ member.T - curve @ curve.T
+        squares += float(np.asarray(top1) @ left @ np.asarray(top1))
+        expected += float(np.trace(member.T @ left @ member))
+        freedom += len(lengths) - degree - 1
+    beyond = squares - freedom * spread.deviation**2
+    return Spread(math.sqrt(beyond / expected), freedom) if beyond > 0 else NO_MISFIT
 
 
 def ratio(of: Crossing, to: Crossing) -> Crossing:

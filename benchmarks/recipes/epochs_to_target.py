@@ -3,7 +3,7 @@ with Muon, and 1.4 to 1.5 times with LARS or SGD.
 
     python -m benchmarks.recipes.epochs_to_target
 
-It prints the table of benchmarks/results/epochs_to_target.json and README's line of it, and draws
+It prints the first tables of benchmarks/results/epochs_to_target.md and README's line, and draws
 the plots. The searches and runs, and the other tables of the stored result, were made by the script
 of this name in commit fbc1dde, which goes on from the stored ones.
 
@@ -38,6 +38,8 @@ from benchmarks.recipes.epochs_to_target_estimates import (
 )
 from benchmarks.recipes.epochs_to_target_plot import draw, draw_ten_times
 
+#: How many times the epochs at the small batch a larger one may take with the best optimizer.
+GOALS = {2560: 1.1, 4096: 1.5, 8192: 2.0}
 RESULT = tables.RESULTS / "epochs_to_target.json"
 
 
@@ -75,6 +77,23 @@ def overview(runs: Rows, target: float) -> str:
     return tables.table(columns, rows)
 
 
+def goals(runs: Rows, target: float) -> str:
+    """Tabulate the goals for Muon, which takes the fewest epochs at the small batch."""
+    found, rows = crossings(runs, target), []
+    for batch_size, most in GOALS.items():
+        price = price_of(found, "Muon", batch_size, "Muon")
+        assert price is not None
+        verdict = "missed" if price.low > most else "met" if price.high <= most else "undecided"
+        rows.append((f"{batch_size:,}", f"at most {most:g}", interval(price), verdict))
+    columns = {
+        "batch": "r",
+        "epochs over those at 256": "r",
+        "measured (Muon)": "r",
+        "verdict": "l",
+    }
+    return tables.table(columns, rows)
+
+
 def ten_times(runs: Rows, target: float) -> str:
     """Say what ten times the batch takes, over the epochs of the same optimizer before."""
     found = crossings(runs, target)
@@ -93,6 +112,9 @@ def main() -> None:
     draw(content["runs"], target, RESULT.with_suffix(".png"))
     draw_ten_times(content["runs"], target, RESULT.with_name("epochs_at_ten_times.png"))
     print(overview(content["runs"], target))
+    print()
+    print(goals(content["runs"], target))
+    print()
     print(ten_times(content["runs"], target))
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
+from benchmarks.recipes.crossing import Crossing, Target, crossing, misfit_of, ratio
 from benchmarks.recipes.spread import Spreads
 
 Rows = list[dict[str, Any]]
@@ -73,12 +73,16 @@ def crossings(runs: Rows, target: float) -> Crossings:
         runs: All runs.
         target: The accuracy to reach.
     """
-    spreads, estimates = spreads_of(runs), {}
+    spreads, estimates, points = spreads_of(runs), {}, {}
     for cell in cells_of(runs):
         found = finals(runs, *cell)
-        lengths, top1 = [r["epochs"] for r in found], [r["top1"] for r in found]
+        points[cell] = [r["epochs"] for r in found], [r["top1"] for r in found]
+    usual = [points[cell] for cell in points if cell not in spreads.apart]
+    misfit = misfit_of(usual, spreads.usual)
+    for cell, (lengths, top1) in points.items():
+        spread = spreads[cell]
         try:
-            estimates[cell] = crossing(lengths, top1, Target(target), spread=spreads[cell])
+            estimates[cell] = crossing(lengths, top1, Target(target), spread=spread, misfit=misfit)
         except ValueError:  # too few runs
             continue
     return estimates

@@ -77,7 +77,7 @@ def draw(runs: Rows, target: float, path: Path) -> None:
 def draw_ten_times(runs: Rows, target: float, path: Path) -> None:
     """Draw the epochs to the target at the small batch and at ten times as much, as bars.
 
-    Lines are the 95 % intervals.
+    Lines are the 95 % intervals. An arrow ends one that goes beyond the lengths that were trained.
 
     Args:
         runs: All runs.
@@ -89,9 +89,13 @@ def draw_ten_times(runs: Rows, target: float, path: Path) -> None:
     for place, optimizer in enumerate(optimizers):
         for batch, shift, alpha in ((SMALL, -0.2, 0.45), (TEN_TIMES, 0.2, 1.0)):
             one, color = found[optimizer, batch], COLORS[optimizer]
-            spread = [[one.epochs - one.low], [one.high - one.epochs]]
+            trained = [row["epochs"] for row in finals(runs, optimizer, batch)]
+            ends = max(one.low, min(trained)), min(one.high, max(trained))
             axes.barh(place + shift, one.epochs, 0.38, color=color, alpha=alpha)
-            axes.errorbar(one.epochs, place + shift, xerr=spread, color="black", capsize=3, lw=1)
+            axes.plot(ends, [place + shift] * 2, color="black", lw=1)
+            for end, known, open_end in zip(ends, (one.low, one.high), "<>", strict=True):
+                marker = "|" if end == known else open_end
+                axes.plot([end], [place + shift], marker, color="black", markersize=5)
             axes.text(0.2, place + shift, f"batch {batch:,}", va="center", fontsize=9)
     axes.set_yticks(range(len(optimizers)), [name_of(name) for name in optimizers])
     axes.invert_yaxis()
