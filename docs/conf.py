@@ -51,7 +51,6 @@ _WIDE = [
     "guides/self-supervised",
     "reference/recipes",
     "results/all-reduce",
-    "results/large-batch",
     "results/optimizer-step",
     "results/simulation",
 ]
@@ -59,7 +58,7 @@ _WIDE = [
 html_theme = "pydata_sphinx_theme"
 html_title = "largebatch"
 # Pages at the top level have no section to navigate.
-html_sidebars = {page: [] for page in ("contributing", "getting-started", "mlperf", "nccl")}
+html_sidebars = {page: [] for page in ("contributing", "getting-started")}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

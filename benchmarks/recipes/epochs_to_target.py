@@ -44,7 +44,7 @@ RESULT = tables.RESULTS / "epochs_to_target.json"
 
 
 def overview(runs: Rows, target: float) -> str:
-    """Tabulate the epochs to the target, a row for each optimizer and a column for each batch.
+    """Tabulate the epochs to the target, a row for each batch and a column for each optimizer.
 
     At a larger batch, they are followed by what they are over those of the same optimizer at the
     small one. A cell whose interval is open at both ends has a "?".
@@ -70,10 +70,9 @@ def overview(runs: Rows, target: float) -> str:
             return interval(epochs, 1)
         return f"{interval(epochs, 1)}<br>{interval(price, unit='×')}"
 
-    columns = {f"epochs to {target:.1f} % at a batch of (updates per epoch)": "l"}
-    columns |= {f"{b:,} ({IMAGES / b:.3g})": "r" for b in batches}
     optimizers = [name for name in HEADLINE if any(name == optimizer for optimizer, _ in cells)]
-    rows = [(name_of(name), *(cell(name, b) for b in batches)) for name in optimizers]
+    columns = {"batch (updates per epoch)": "r", **{name_of(name): "r" for name in optimizers}}
+    rows = [(f"{b:,} ({IMAGES / b:.3g})", *(cell(name, b) for name in optimizers)) for b in batches]
     return tables.table(columns, rows)
 
 
@@ -87,7 +86,7 @@ def goals(runs: Rows, target: float) -> str:
         rows.append((f"{batch_size:,}", f"at most {most:g}", interval(price), verdict))
     columns = {
         "batch": "r",
-        "epochs over those at 256": "r",
+        "goal: epochs over those at 256": "r",
         "measured (Muon)": "r",
         "verdict": "l",
     }
