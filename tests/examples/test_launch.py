@@ -27,6 +27,7 @@ FAKES = {
     "scontrol": '[ "$*" = "show hostnames node[1-2]" ] && printf "localhost\\nnode2\\n"',
     "srun": """
         printf '%s\\n' "$@" > "$FAKE_SLURM/command"
+        shift  # its own option
         for node in $(seq "$SLURM_JOB_NUM_NODES"); do "$@" & nodes="$nodes $!"; done
         for node in $nodes; do wait "$node" || exit; done""",
     # without --numa-binding, which needs a GPU
@@ -80,10 +81,11 @@ def slurm(folder, job_id, *overrides):
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_JOB_NUM_NODES": str(NODES),
             "SLURM_GPUS_ON_NODE": str(PROCESSES),
+            "SLURM_CPUS_ON_NODE": "2",
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     command = (folder / "command").read_text().splitlines()
     return result, command
@@ -100,7 +102,7 @@ def test_the_script_trains_on_two_nodes(tmp_path):
     job_id = port - 20_000  # the port follows from it
     result, command = slurm(tmp_path, job_id, f"run_dir={run}", *SMALL)
     assert result.returncode == 0, result.stderr
-    assert command[0] == "torchrun"
+    assert command[:2] == ["--cpus-per-task=2", "torchrun"]
     for name, value in {
         "--nnodes": "2",
         "--nproc-per-node": "1",
