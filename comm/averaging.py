@@ -45,13 +45,7 @@ def average(tensor: Tensor, topology: Topology, rule: Rule) -> None:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The steps of an average: divide by a number, all-reduce by a rule, divide by a number.
-
-    Attributes:
-        before: what gradients are divided by before the all-reduce.
-        rule: rule of the all-reduce, which gives means if it has a ``sum_dtype``.
-        after: what the result is divided by.
-    """
+    """Divide by ``before``, all-reduce by ``rule``, and divide by ``after``."""
 
     before: float
     rule: Rule
@@ -86,11 +80,9 @@ class _MeanRule(Rule):
 
 
 def predivide_factor(world_size: int, *, fp16: bool) -> int:
-    """Return the factor to divide by before a sum over ``world_size`` ranks.
+    """Return the factor to divide by before a sum: for FP16 the power of two at or above sqrt(p).
 
-    For FP16, this is the smallest power of two that is not below the square root of the number of
-    ranks. The other dtypes have the range of FP32, in which a division loses nothing: they are
-    divided by the number of ranks, so that the sum of finite values is finite.
+    The other dtypes have the range of FP32, in which a division loses nothing.
     """
     if not fp16:
         return world_size

@@ -70,15 +70,9 @@ def all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Pending:
 
 
 def reduce_scatter(tensor: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Pending]:
-    """Sum ``tensor`` over ``group`` into this rank's share, a view of ``tensor``.
+    """Sum ``tensor`` over ``group`` into this rank's share, a view of it, which is returned.
 
-    Args:
-        tensor: 1-d, with a length that is a multiple of the group size. Its content outside the
-            share is overwritten.
-
-    Returns:
-        The share, ``tensor.numel() / size`` elements, and the operation to wait for before
-        reading it.
+    The length is a multiple of the group size. The content outside of the share is overwritten.
     """
     if group is None:
         return tensor, DONE
@@ -96,10 +90,7 @@ def reduce_scatter_in_fp32(
 
     It sends as many bytes as a reduce-scatter, and needs as much memory again as ``tensor`` until
     the operation that it returns is dropped, and 4 bytes per element of the share while it sums.
-
-    Args:
-        tensor: as for :func:`reduce_scatter`.
-        mean: divide each sum by the group size before it is rounded. It then cannot overflow.
+    With ``mean``, each sum is divided by the group size before it is rounded: none can overflow.
     """
     if group is None:
         return tensor, DONE
@@ -161,13 +152,7 @@ def exchange(
     *,
     tag: int = 0,
 ) -> Pending:
-    """Send to and receive from ranks of ``group`` concurrently.
-
-    Args:
-        sends: pairs of destination rank within the group and tensor to send.
-        receives: pairs of source rank within the group and tensor to receive into.
-        tag: gloo matches the messages between two ranks in order, separately for each tag.
-    """
+    """Send to and receive from ranks, by their number in ``group``; gloo keeps the order by tag."""
     operations = [dist.P2POp(dist.isend, t, None, group, tag, r) for r, t in sends if t.numel()]
     operations += [dist.P2POp(dist.irecv, t, None, group, tag, r) for r, t in receives if t.numel()]
     return _WaitAll(dist.batch_isend_irecv(operations)) if operations else DONE

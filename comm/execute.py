@@ -94,12 +94,9 @@ def _pipelined(
 ) -> None:
     """Run all ``chunks`` through the phases, each chunk one phase behind the previous one.
 
-    A single thread starts every collective, so all ranks start the collectives of each group in
-    the same order. In each round the newest chunk goes first: the next transfer between nodes
-    starts before the code waits for the previous one, so the links between nodes are never idle.
-
-    On NCCL the kernels of different groups run concurrently. This is deadlock-free if NCCL follows
-    the launch order of the host: ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` (NCCL 2.26 and later).
+    A single thread starts every collective, so all ranks start those of each group in the same
+    order. In each round the newest chunk goes first: the next transfer between nodes starts before
+    the code waits for the previous one, so the links between nodes are never idle.
     """
     lanes = _Lanes(chunks[0].device)
     waiting = deque(chunks)
@@ -123,10 +120,7 @@ def _pipelined(
 def _phases_in_dtype(
     algorithm: Phased, chunk: Tensor, dtype: torch.dtype, topology: Topology
 ) -> Iterator[Pending]:
-    """Round a chunk to ``dtype``, run its phases, and copy the result back.
-
-    Both conversions happen while the links carry other chunks.
-    """
+    """Round a chunk to ``dtype``, run its phases, and copy the result back, beside other chunks."""
     memory = _node_memory(algorithm, chunk, topology)
     if memory is not None:
         shares = algorithm.shares(chunk.numel(), topology)
@@ -141,14 +135,7 @@ def _phases_in_dtype(
 
 
 class _Chunk:
-    """A chunk in flight.
-
-    Attributes:
-        phase: index of the phase to start next.
-        pending: the running phase; None when no phase is left.
-        number: which chunk of the tensor it is, from 1.
-        reached: where the previous phase left its stream; None at first, and on the CPU.
-    """
+    """A chunk in flight: its running phase, None at the end, and where that left its stream."""
 
     def __init__(self, phases: Iterator[Pending], number: int = 1) -> None:
         self._phases = phases

@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .averaging import Averaging, average
 from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
-from .launch_order import check_launch_order
+from .launch_order import check_launch_order, nccl_class
 from .plan import Plan, Rule
-from .process_groups import nccl_class
 from .ranges import all_reduce_name, ranged
 from .refusals import (
     check_bucket,

@@ -1,4 +1,4 @@
-"""Refuse plans that can deadlock on NCCL because its operations have no common order on all ranks.
+"""NCCL: torch's class behind a group, and plans that can deadlock without an order of launches.
 
 Kernels of different NCCL communicators that run at the same time can wait for each other on a GPU.
 NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order of all
@@ -19,16 +19,34 @@ from __future__ import annotations
 import os
 
 import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from .plan import Plan, PlanError, Rule
-from .process_groups import nccl_class
 from .topology import Topology
 
 VARIABLE = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 #: The first version of NCCL that has the variable.
 _FIRST_VERSION = (2, 26)
+
+
+def nccl_class(group: ProcessGroup | None = None) -> str:
+    """Return torch's class behind a group, such as ProcessGroupNCCL2; empty if it is not NCCL's.
+
+    ``nccl`` is ProcessGroupNCCL, and from torch 2.15 on ProcessGroupNCCL2, unless
+    ``TORCH_DIST_USE_NCCL2=0`` was set when torch was imported; ``nccl-legacy``, ``nccl2`` and
+    ``nccl-lazy`` name one of them. With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` it is that of a wrapper.
+    """
+    group = group or dist.distributed_c10d._get_default_group()
+    on_nccl = "nccl" in dist.get_backend_config(group)
+    return type(group._get_backend(torch.device("cuda"))).__name__ if on_nccl else ""
+
+
+def device_of_messages() -> torch.device:
+    """Return this rank's GPU if the default group is on NCCL, else the CPU."""
+    return torch.device(f"cuda:{torch.cuda.current_device()}" if nccl_class() else "cpu")
 
 
 def order_launches() -> None:
@@ -56,11 +74,7 @@ def launch_order_is_open() -> bool:
 
 
 def check_launch_order(model: DistributedDataParallel, plan: Plan, topology: Topology) -> None:
-    """Check that NCCL orders its operations, if the plan needs that for this model.
-
-    Raises:
-        PlanError: it does not.
-    """
+    """Raise PlanError if the plan may deadlock for this model, as nothing orders operations."""
     if model.device_type != "cuda" or not launch_order_is_open():
         return
     hazard = _hazard(model, plan, topology)
@@ -69,11 +83,7 @@ def check_launch_order(model: DistributedDataParallel, plan: Plan, topology: Top
 
 
 def check_launch_order_of_fsdp2() -> None:
-    """Check the same for FSDP2, which reduce-scatters and gathers while the plan communicates.
-
-    Raises:
-        PlanError: it does not.
-    """
+    """Check the same for FSDP2, which reduce-scatters and gathers while the plan communicates."""
     if launch_order_is_open():
         raise _unordered(
             "model: FSDP2 communicates in backward at the same time as the plan",

@@ -43,12 +43,8 @@ _CONNECT_SECONDS = 60.0
 class NodeMemory:
     """The shared memory of one node: windows with one part per rank and one for the result.
 
-    All ranks of the node take the windows in the same order, and use at most :data:`IN_FLIGHT` at
-    a time; they end their use of each in that order, too.
-
-    Attributes:
-        rank: rank of this process within its node.
-        size: number of ranks on the node.
+    All ranks of the node take the windows in the same order, and use at most :data:`IN_FLIGHT` at a
+    time; they end their use of each in that order, too.
     """
 
     def __init__(self, file: int, filled: ProcessGroup | None, summed: ProcessGroup | None) -> None:
@@ -118,14 +114,9 @@ class Window:
 def connect(filled: ProcessGroup | None, summed: ProcessGroup | None) -> NodeMemory | None:
     """Share memory among the ranks of each node of a job on gloo; every rank must call it.
 
-    Args:
-        filled: group of this rank's node; None if it is the only one there.
-        summed: another group of the same ranks. Signals of different kinds take different groups,
-            because their order differs from rank to rank.
-
-    Returns:
-        The memory; None on all ranks if any node cannot share memory: what crosses between nodes
-        must be cut in the same way on every node.
+    None on all ranks if any node cannot: what crosses between nodes must be cut in the same way on
+    every node. The second group has the ranks of the first, those of this node: signals of two
+    kinds take two groups, because their order differs from rank to rank.
     """
     file = _new_file() if filled is None else _share_file(filled)
     able = torch.tensor([file is not None], dtype=torch.int32)

@@ -37,7 +37,7 @@ ORDER = {
         "underflow",
     ),
     "comm": (
-        "names failure nodes process_groups collectives fusion ranges",
+        "names failure collectives fusion ranges",
         "node_memory",
         "topology",
         "traffic",

@@ -23,13 +23,11 @@ from .base import Phased
 class TwoLevel(Phased):
     """What the hierarchical all-reduce and the torus share.
 
-    Attributes:
-        fp32_sums: sum half precision in FP32 on any back end, and round only what is sent: the sum
-            over the row, and the sum of those over the column. The all-reduce in the column is then
-            an all-to-all, a local sum and an all-gather, which sends as many bytes as a ring.
-        mean: with ``fp32_sums``, divide each sum by the number of its terms before it is rounded.
-            The result is the mean, no sum can overflow, and nothing is rounded to a smaller number
-            than the mean over a row.
+    With ``fp32_sums``, half precision is summed in FP32 on any back end, and only what is sent is
+    rounded: the sum over the row, and the sum of those over the column. The all-reduce in the
+    column is then an all-to-all, a local sum and an all-gather, which sends as many bytes as a
+    ring. With ``mean`` too, each sum is divided by the number of its terms before it is rounded:
+    none can overflow, and nothing is rounded to a smaller number than the mean over a row.
     """
 
     fp32_sums: bool = False

@@ -113,11 +113,7 @@ def with_missing_ranks(error: RuntimeError) -> RuntimeError:
 
 
 def describe_missing_ranks() -> str:
-    """Call the roll and describe the missing ranks; empty if there are none or no call is possible.
-
-    Takes :data:`GRACE_SECONDS` if ranks are missing. The first verdict that names ranks is final:
-    ranks that fail later, because others ended after the first failure, report the same ranks.
-    """
+    """Call the roll and describe the missing ranks; empty if there are none, or without a store."""
     try:
         caller = join_roll_call()
     except RuntimeError:  # the store has ended before this rank has joined

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from ..execute import all_reduce
+from ..launch_order import device_of_messages
 from ..model.calibrate import Measurement
 from ..model.choose import FLAT_RING
 from ..plan import Rule
-from ..process_groups import device_of_messages
 from ..topology import Topology
 
 #: A candidate that takes this many times as long as the fastest is far behind.
@@ -51,19 +51,10 @@ def measure(
     far_behind: float = FAR_BEHIND,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[tuple[Measurement, ...], list[int]]:
-    """Measure candidates at ascending sizes; every rank must call it, and gets the same result.
+    """Measure rules without ``max_bytes`` at ascending sizes, the same on all ranks.
 
-    Args:
-        topology: the layout of the running job.
-        rules: candidates without ``max_bytes``; the flat ring is never left out.
-        sizes_bytes: message sizes, ascending.
-        dtype: dtype of the messages.
-        budget_seconds: time for all measurements.
-        far_behind: see :data:`FAR_BEHIND`.
-        progress: function called on rank 0 with a line of text.
-
-    Returns:
-        The measurements by size and candidate, and the sizes for which there was no time.
+    The flat ring is never left out at larger sizes. Returns the measurements by size and rule, and
+    the sizes for which there was no time. ``progress`` is called on rank 0 with a line of text.
     """
     deadline = time.monotonic() + budget_seconds
     device = device_of_messages()

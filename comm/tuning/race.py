@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..averaging import Averaging, average
+from ..launch_order import device_of_messages
 from ..model.profile import Gradient, Profile
 from ..model.simulate import Cluster, best_threshold, buckets, simulate
 from ..plan import Plan, Rule
-from ..process_groups import device_of_messages
 from ..topology import Topology
 
 #: Plans that take part, beside DDP's default.
@@ -106,12 +106,7 @@ def _ratios(seconds: Sequence[float], fastest: Sequence[float]) -> tuple[float, 
 def finalists(
     chosen: Plan, rules: Sequence[Rule], profile: Profile, cluster: Cluster
 ) -> tuple[Plan, ...]:
-    """Return the plans to race, from the simplest on: DDP's default and the best by prediction.
-
-    Args:
-        chosen: the plan made from the measurements, which takes part in any case.
-        rules: candidates without ``max_bytes``, each of which makes a plan of its own.
-    """
+    """Return the plans to race, from the simplest on: DDP's default and the best by prediction."""
     single = [Plan((rule,), best_threshold(profile, cluster, (rule,))) for rule in rules]
     ranked = sorted(single, key=lambda plan: simulate(profile, cluster, plan).step_seconds)
     default = Plan.single()
@@ -139,18 +134,12 @@ def race(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Final:
-    """Race ``plans`` on the running job; every rank must call it, and gets the same result.
+    """Race ``plans``, from the simplest on, on the running job; every rank gets the same result.
 
     Plans take turns in each round. From the third round on, a plan whose median ratio to the
     fastest is above 1.1 is dropped. The race ends after twelve rounds, or when the time does not
     suffice for another. The winner is the simplest plan whose median ratio to the fastest is within
     :data:`EQUAL_WITHIN`; with fewer than three rounds it is the favourite.
-
-    Args:
-        plans: from the simplest on.
-        favourite: the one of them that is predicted to be best.
-        profile: sizes of the gradients and when each is ready, relative to its backward pass.
-        backward_seconds: time to which that backward pass is scaled.
     """
     start = time.monotonic()
     track = _Track(topology, profile, backward_seconds, dtype)
@@ -201,11 +190,7 @@ class _Track:
         self._per_second = self._products_per_second()
 
     def lap(self, plan: Plan, *, warm_up: bool = False) -> float:
-        """Run backward with all its all-reduces; return the seconds on the slowest rank.
-
-        Args:
-            warm_up: run only the largest bucket, which sets up connections and memory.
-        """
+        """Time backward on the slowest rank; to warm up, only the largest bucket is reduced."""
         fused = buckets(self._profile.gradients, plan)
         ends = [(bucket[-1].ready_seconds, sum(g.size_bytes for g in bucket)) for bucket in fused]
         if warm_up:

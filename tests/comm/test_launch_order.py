@@ -1,11 +1,14 @@
-"""Plans that need NCCL_LAUNCH_ORDER_IMPLICIT are refused on NCCL without it."""
+"""NCCL is known under each name, and plans that need a launch order are refused without it."""
 
+import copy
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Backend
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -19,6 +22,7 @@ from largebatch.comm import (
     order_launches,
     plan_hook,
     register,
+    topology,
 )
 from largebatch.comm.launch_order import (
     VARIABLE,
@@ -214,3 +218,73 @@ def test_tuning_leaves_chunks_out_where_they_can_deadlock(nccl, monkeypatch, var
     with pytest.raises(StoppedError):
         tuning.tune(TWO_BY_TWO, chunks_bytes=[64])
     assert seen["chunks"] == ({None, 64} if variable else {None})
+
+
+# --- torch's names and classes for NCCL, which has no GPU here ---------------------------------
+
+
+class Stand(Backend):
+    """What this project reads of torch's classes for NCCL."""
+
+    supports_splitting, options = True, None
+
+    def __init__(self, options):
+        super().__init__(options.group_rank, options.group_size)
+        self.options = SimpleNamespace(_timeout=options.timeout)
+
+    def getBackendName(self):  # noqa: N802
+        return type(self).__name__
+
+
+@pytest.fixture
+def back_end(monkeypatch):
+    """Return a function that starts a group of four ranks whose GPUs have such a class."""
+    for table in ("_plugins", "backend_list", "backend_type_map", "backend_capability"):
+        monkeypatch.setattr(dist.Backend, table, copy.copy(getattr(dist.Backend, table)))
+    monkeypatch.setattr(dist.Backend, "default_device_backend_map", {"cpu": "gloo", "cuda": "nccl"})
+
+    def start(name, kind, *, binds):
+        made = type(kind, (Stand,), {})
+
+        def create(options, _):
+            if binds:
+                options.process_group.bound_device_id = torch.device("cuda", 0)
+            return made(options)
+
+        plugin = name.rpartition(":")[2]
+        dist.Backend.register_backend(plugin, create, extended_api=True, devices=["cuda"])
+        size = 1 if "gloo" in name else 4
+        store, limit = dist.HashStore() if size == 1 else FakeStore(), timedelta(seconds=77)
+        dist.init_process_group(name, store=store, rank=0, world_size=size, timeout=limit)
+
+    yield start
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not hasattr(Backend, "new_window"), reason="no back ends in Python here")
+@pytest.mark.parametrize(
+    ("name", "kind", "binds"),
+    [
+        ("nccl", "ProcessGroupNCCL", False),  # to torch 2.14, or with TORCH_DIST_USE_NCCL2=0
+        ("nccl", "ProcessGroupNCCL2", True),
+        ("nccl-legacy", "ProcessGroupNCCL", False),
+        ("nccl-lazy", "ProcessGroupNCCLLazy", True),
+        ("cpu:gloo,cuda:nccl2", "ProcessGroupNCCL2", True),
+    ],
+)
+def test_nccl_is_known_under_each_name(monkeypatch, back_end, name, kind, binds):
+    back_end(name, kind, binds=binds)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert launch_order.nccl_class() == kind
+    assert launch_order.device_of_messages() == torch.device("cuda", 3)
+    assert topology._default_timeout() == timedelta(seconds=77)
+    assert topology._splits() is binds  # ProcessGroupNCCL2 binds itself to a device
+
+
+def test_gloo_is_not_nccl():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert launch_order.nccl_class() == ""
+        assert launch_order.device_of_messages() == torch.device("cpu")
+    finally:
+        dist.destroy_process_group()
