@@ -12,13 +12,13 @@ adds in the same way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .algorithms import Algorithm, TwoLevel
-from .execute import all_reduce
+from .algorithms import TwoLevel
+from .execute import run
 from .plan import WIRE_DTYPES, Rule
 from .topology import Topology
 
@@ -38,27 +38,29 @@ def average(tensor: Tensor, topology: Topology, rule: Rule) -> None:
         topology = Topology.from_environment()
         average(gradients, topology, Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"))
     """
+    algorithm = rule.implementation
+    if rule.sum_dtype is not None:
+        assert isinstance(algorithm, TwoLevel)  # checked by Rule
+        run(tensor, topology, rule, replace(algorithm, mean=True))
+        return
     averaging = Averaging.of(tensor.dtype, topology.world_size, rule)
-    all_reduce(averaging.begin(tensor), topology, averaging.rule)
+    run(averaging.begin(tensor), topology, rule, algorithm)
     averaging.end(tensor)
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """Divide by ``before``, all-reduce by ``rule``, and divide by ``after``."""
+    """What gradients are divided by before a sum, and what the sum is divided by."""
 
     before: float
-    rule: Rule
     after: float
 
     @classmethod
     def of(cls, dtype: torch.dtype, world_size: int, rule: Rule) -> Averaging:
-        """Return the steps for gradients of a dtype."""
-        if rule.sum_dtype is not None:
-            return cls(1, _MeanRule(*(getattr(rule, field.name) for field in fields(rule))), 1)
+        """Return the divisors for gradients of a dtype, by a rule without a ``sum_dtype``."""
         wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
         before = predivide_factor(world_size, fp16=torch.float16 in (dtype, wire))
-        return cls(before, rule, world_size / before)
+        return cls(before, world_size / before)
 
     def begin(self, tensor: Tensor) -> Tensor:
         """Divide ``tensor`` in place before the all-reduce, and return it."""
@@ -67,16 +69,6 @@ class Averaging:
     def end(self, tensor: Tensor) -> Tensor:
         """Divide ``tensor`` in place after the all-reduce, in its own dtype, and return it."""
         return tensor if self.after == 1 else tensor.div_(self.after)
-
-
-class _MeanRule(Rule):
-    """A rule with a ``sum_dtype``, by which an all-reduce gives means instead of sums."""
-
-    @property
-    def implementation(self) -> Algorithm:
-        algorithm = super().implementation
-        assert isinstance(algorithm, TwoLevel)  # checked by Rule
-        return replace(algorithm, mean=True)
 
 
 def predivide_factor(world_size: int, *, fp16: bool) -> int:

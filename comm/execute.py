@@ -49,7 +49,11 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
         topology = Topology.from_environment()
         all_reduce(gradients, topology, Rule("hierarchical", chunk_bytes=2**20, wire_dtype="bf16"))
     """
-    algorithm = rule.implementation
+    run(tensor, topology, rule, rule.implementation)
+
+
+def run(tensor: Tensor, topology: Topology, rule: Rule, algorithm: Algorithm) -> None:
+    """Do so by the algorithm of the rule, which may give means instead of sums."""
     algorithm.check(topology)
     dtype = tensor.dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
     chunks = _chunks(tensor, topology, rule, dtype)

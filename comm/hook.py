@@ -8,8 +8,9 @@ copies back in ``Future.then``, whose stream has already waited, loses the overl
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .averaging import Averaging, average
-from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
+from .failure.roll_call import CollectiveError, described_failure, join_roll_call
 from .launch_order import check_launch_order, nccl_class
 from .plan import Plan, Rule
 from .ranges import all_reduce_name, ranged
@@ -146,10 +147,8 @@ class PlanState:
         gradients = bucket.buffer()
         size_bytes = gradients.numel() * gradients.element_size()
         rule = self._plan.rule_for(size_bytes)
-        where = (
-            f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "
-            f"({size_bytes} bytes)"
-        )
+        what = f"{rule.algorithm} all-reduce of bucket {bucket.index()} ({size_bytes} bytes)"
+        where = f"rank {self._topology.rank}: {what}"
         name = all_reduce_name(bucket.index(), size_bytes, rule.algorithm)
         if gradients.is_cuda:
             return self._on_stream(gradients, rule, where, name)
@@ -182,50 +181,28 @@ class PlanState:
         averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
 
         def result(done: Future[list[Tensor]]) -> Tensor:
-            try:
-                total = done.value()[0]
-            except Exception as error:
-                raise self._first_failure(error, where) from error
-            return averaging.end(total)
+            with self._described(where):
+                return averaging.end(done.value()[0])
 
-        try:
-            with ranged(name):
-                work = dist.all_reduce(averaging.begin(gradients), async_op=True)
-        except Exception as error:
-            raise self._first_failure(error, where) from error
+        with self._described(where), ranged(name):
+            work = dist.all_reduce(averaging.begin(gradients), async_op=True)
         return work.get_future().then(result)
 
     def _on_thread(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "largebatch-all-reduce")
-        topology, ended = self._topology, Future[Tensor | Exception]()
+        topology, ended = self._topology, Future[Tensor]()
 
-        def run() -> Tensor:
-            if self._failure:  # otherwise each bucket would wait for its own timeout
-                raise self._failure
+        def run() -> None:
             try:
-                with ranged(name):
+                with self._described(where), ranged(name):
                     average(gradients, topology, rule)
-            except Exception as error:
-                raise self._first_failure(error, where) from error
-            return gradients
-
-        def run_and_tell() -> None:
-            value: Tensor | Exception
-            try:
-                value = run()
+                ended.set_result(gradients)
             except Exception as error:  # lost here otherwise, while DDP waits for the future
-                value = error
-            ended.set_result(value)
+                ended.set_exception(error)  # type: ignore[arg-type]
 
-        def result(future: Future[Tensor | Exception]) -> Tensor:
-            value = future.value()
-            if isinstance(value, Exception):
-                raise value  # DDP raises a RuntimeError with its message in backward
-            return value
-
-        self._thread.submit(run_and_tell)
-        return ended.then(result)
+        self._thread.submit(run)
+        return ended.then(lambda done: done.value())  # by which DDP hears of an exception
 
     def _on_stream(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:
         device = gradients.device
@@ -233,24 +210,23 @@ class PlanState:
             self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         future: Future[Tensor] = Future(devices=[device])
-        with torch.cuda.stream(self._stream), ranged(name):
+        with torch.cuda.stream(self._stream), ranged(name), self._described(where):
             # Only this stream waits for the collectives. The future records an event on it, and
             # DDP makes the compute stream wait for that event only at the end of backward.
-            try:
-                average(gradients, self._topology, rule)
-                future.set_result(gradients)
-            except Exception as error:
-                raise self._first_failure(error, where) from error
+            average(gradients, self._topology, rule)
+            future.set_result(gradients)
         return future
 
-    def _first_failure(self, error: Exception, where: str) -> Exception:
-        """Return the error to raise: the first failure, with its place and any missing ranks."""
-        if self._failure is None:
-            missing = describe_missing_ranks()
-            self._failure = CollectiveError(
-                f"{where} failed: {error}" + (f"; {missing}" if missing else "")
-            )
-        return self._failure
+    @contextmanager
+    def _described(self, where: str) -> Iterator[None]:
+        """Raise the first failure in place of any error, with its place and any missing ranks."""
+        if self._failure is not None:  # otherwise each bucket would wait for its own timeout
+            raise self._failure
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or described_failure(where, error)
+            raise self._failure from error
 
 
 def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:

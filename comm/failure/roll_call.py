@@ -112,6 +112,12 @@ def with_missing_ranks(error: RuntimeError) -> RuntimeError:
     return complete
 
 
+def described_failure(where: str, error: Exception) -> CollectiveError:
+    """Return the error to raise for a failed collective, with the ranks that are missing."""
+    said = [f"{where} failed: {error}", describe_missing_ranks()]
+    return CollectiveError("; ".join(filter(None, said)))
+
+
 def describe_missing_ranks() -> str:
     """Call the roll and describe the missing ranks; empty if there are none, or without a store."""
     try:

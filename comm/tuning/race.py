@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,7 +39,6 @@ _FAR_BEHIND = 1.1  # times the fastest: dropped
 _LONGEST_BACKWARD = 2.0  # times the predicted communication; longer ones are shortened to that
 _SIDE = 192  # of the matrices that are multiplied in place of the model's backward
 _WARM_UP_SECONDS = 0.2
-_OPTIONS = {field.name for field in fields(Rule)}  # older results have one more
 _MARGIN = 1.1  # factor on the predicted time of the next round
 
 
@@ -71,6 +70,12 @@ class Final:
     winner: int
     backward_seconds: float
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Final:
+        """Read a result from what ``asdict`` made of it."""
+        found = [Finalist(Plan.of(f["plan"]), tuple(f["seconds"])) for f in content["finalists"]]
+        return cls(tuple(found), content["winner"], content["backward_seconds"])
+
     @property
     def plan(self) -> Plan:
         """The plan that has won."""
@@ -84,8 +89,7 @@ class Final:
     @property
     def fastest(self) -> int:
         """Index of the plan with the least median time, of those that ran in every round."""
-        seconds = [finalist.seconds for finalist in self.finalists]
-        return _fastest(seconds)
+        return _fastest([finalist.seconds for finalist in self.finalists])
 
     def ratios(self, index: int) -> tuple[float, ...]:
         """Times of a plan relative to :attr:`fastest`, in each round that it took part in."""
@@ -266,23 +270,3 @@ def plain_profile(size_bytes: int, backward_seconds: float, element_bytes: int =
         Gradient(str(i), 2**20, backward_seconds * (i + 1) / count) for i in range(count)
     )
     return Profile(gradients, 0.0, backward_seconds, element_bytes)
-
-
-def to_json(final: Final | None) -> dict[str, Any] | None:
-    """Return what :func:`from_json` reads."""
-    return None if final is None else asdict(final)
-
-
-def from_json(content: Mapping[str, Any] | None) -> Final | None:
-    """Read the result of a race as it was before :func:`to_json`."""
-    if content is None:
-        return None
-    plans = [dict(finalist["plan"]) for finalist in content["finalists"]]
-    for plan in plans:
-        known = [{k: v for k, v in rule.items() if k in _OPTIONS} for rule in plan["rules"]]
-        plan["rules"] = tuple(Rule(**rule) for rule in known)
-    found = tuple(
-        Finalist(Plan(**plan), tuple(f["seconds"]))
-        for plan, f in zip(plans, content["finalists"], strict=True)
-    )
-    return Final(found, content["winner"], content["backward_seconds"])

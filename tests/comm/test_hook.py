@@ -193,7 +193,7 @@ def message_of_a_failure_without_a_report():
     model = ddp(network(), Plan.single("hierarchical"))
     register(model, Plan.single("hierarchical"), Topology.from_environment(1))
     report = mock.patch(
-        "largebatch.comm.hook.describe_missing_ranks", side_effect=KeyError("no report")
+        "largebatch.comm.failure.roll_call.describe_missing_ranks", side_effect=KeyError("no report")
     )
     with report, pytest.raises((RuntimeError, KeyError)) as error:
         model(torch.ones(8, 256)).sum().backward()
