@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         CollectiveError,
         join_roll_call,
         missing_ranks_named,
+        ranks_named,
         with_missing_ranks,
     )
     from .failure.stall import StallWatch
-    from .failure.words import ranks_named
     from .fsdp2 import register_fsdp2
     from .fusion import fuse, fused_bytes, segments_between
     from .hook import PlanState, plan_hook, register

@@ -1,13 +1,12 @@
 """Average gradients: how much of the division by the number of ranks comes before their sum.
 
-Dividing by all p ranks before an FP16 sum keeps it from overflowing, but whatever is below
-p * 2^-25 becomes zero: with thousands of ranks, most small gradients. Dividing only after it lets
-the sum overflow. apex and Horovod therefore divide by a factor before and by the rest after it
-(``gradient_predivide_factor``), as torch's FSDP does with a power of two near sqrt(p).
+Dividing by all p ranks before an FP16 sum makes whatever is below p * 2^-25 zero: with thousands of
+ranks, most small gradients. Dividing only after it lets the sum overflow. apex and Horovod
+therefore divide by a factor before and by the rest after it (``gradient_predivide_factor``), as
+torch's FSDP does with a power of two near sqrt(p).
 
 Sums in FP32 (``Rule.sum_dtype``) need no such compromise: each is divided by the number of its
-terms before it is rounded. Megatron Core's ``reduce_scatter_with_fp32_accumulation`` exchanges and
-adds in the same way.
+terms before it is rounded, as in Megatron Core's ``reduce_scatter_with_fp32_accumulation``.
 """
 
 from __future__ import annotations

@@ -160,21 +160,18 @@ class _Chunk:
 
 
 class _Lanes:
-    """One CUDA stream per phase, so that waiting for one chunk does not delay the others.
+    """One CUDA stream per phase, so that waiting for one chunk does not delay the others."""
 
-    Each phase of a chunk follows the one before it by an event. Waiting for its collective would
-    not do: in a group of one rank there is none, and the cast of the first phase would then not be
-    waited for.
-
-    A chunk's memory, such as its copy in the wire dtype, is allocated on one lane and used on
-    others. The host frees it as soon as the last phase is queued, and torch's allocator gives it to
-    the next allocation on the same lane without waiting for other lanes. NCCL's collectives do not
-    prevent that: they hold their tensors until the host has called ``wait``, which does not block
-    (pytorch/pytorch, pull request 194701). Therefore all lanes wait for a chunk that has ended
-    before they start anything for a later one. At most one chunk more than there are phases then
-    has memory at a time, less than if all were kept until the join, and none waits for long: the
-    chunk that it waits for is that many chunks ahead.
-    """
+    # Each phase of a chunk follows the one before it by an event. Waiting for its collective would
+    # not do: in a group of one rank there is none, and the cast of the first phase would then not
+    # be waited for.
+    #
+    # A chunk's memory, such as its copy in the wire dtype, is allocated on one lane and used on
+    # others. The host frees it as soon as the last phase is queued, and torch's allocator gives it
+    # to the next allocation on the same lane without waiting for other lanes, nor for NCCL
+    # (pytorch/pytorch, pull request 194701). Therefore all lanes wait for a chunk that has ended
+    # before they start anything for a later one, which is as many chunks behind as there are
+    # phases.
 
     def __init__(self, device: torch.device) -> None:
         self._caller = torch.cuda.current_stream(device) if device.type == "cuda" else None

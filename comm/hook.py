@@ -2,9 +2,9 @@
 
 DDP calls the hook on a bucket when its gradients are ready and continues with backward, so the
 hook must not block: on gloo it reduces on a separate thread, on NCCL on a separate stream. The
-future of a bucket completes when its reduced gradients are available; the compute stream waits for
-it only at the end of backward. (A hook that waits for its collectives on the compute stream, or
-copies back in ``Future.then``, whose stream has already waited, loses the overlap.)
+compute stream waits for the future of a bucket only at the end of backward. (A hook that waits for
+its collectives on the compute stream, or copies back in ``Future.then``, whose stream has already
+waited, loses the overlap.)
 """
 
 import weakref
@@ -49,19 +49,16 @@ class PlanState:
     ``DDPStrategy(ddp_comm_state=PlanState(plan), ddp_comm_hook=plan_hook)``, and torch's
     ``fp16_compress_wrapper(plan_hook)``.
 
-    It can be made before the process group exists, and be pickled or copied at any time, as
-    ``mp.spawn`` does: the copy starts unconnected. Each model takes a state of its own, which also
-    serves it when DDP wraps it again, as Lightning does at each ``fit``. A state that is registered
-    with two models is refused in the first backward of either: their buckets would take turns in
-    one queue, in an order that may differ from rank to rank.
+    It can be made before the process group exists, and be pickled or copied at any time: the copy
+    starts unconnected. Each model takes a state of its own, which also serves it when DDP wraps it
+    again, as Lightning does at each ``fit``. A state that is registered with two models is refused
+    in the first backward of either: their buckets would take turns in one queue, in an order that
+    may differ from rank to rank.
 
     The first bucket of the first backward finds the topology, creates the process groups and checks
-    the model. All of that is collective, so each rank waits there until all have got there. That is
-    safe if the ranks start the collectives of a backward in one order. They may not where the graph
-    differs between ranks and backward has collectives beside DDP's, as with batch norm over several
-    ranks: call :meth:`connect` beforehand there, and wherever the first step should not take
-    longer. It costs nothing to call it always, once ``init_process_group`` has returned and, on
-    NCCL, ``torch.cuda.set_device`` was called.
+    the model, on all ranks together. That is safe if the ranks start the collectives of a backward
+    in one order. They may not where the graph differs between ranks and backward has collectives
+    beside DDP's, as with batch norm over several ranks: call :meth:`connect` beforehand there.
 
     Args:
         plan: the same on all ranks. DDP fixes its bucket sizes on construction, so pass it
@@ -295,11 +292,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology | No
     ddp = require_ddp(model)
     state = PlanState(plan, topology)
     state._adopt([ddp])  # all ranks are here now; not so in the first backward
-    plain = plan.is_plain and not _has_fp16_gradients(ddp)
-    if plain and nccl_class(ddp.process_group) == "ProcessGroupNCCL":
+    fp16 = any(p.requires_grad and p.dtype == torch.float16 for p in ddp.parameters())
+    if plan.is_plain and not fp16 and nccl_class(ddp.process_group) == "ProcessGroupNCCL":
         return
     ddp.register_comm_hook(state, plan_hook)
-
-
-def _has_fp16_gradients(model: DistributedDataParallel) -> bool:
-    return any(p.requires_grad and p.dtype == torch.float16 for p in model.parameters())

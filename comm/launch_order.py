@@ -3,15 +3,12 @@
 Kernels of different NCCL communicators that run at the same time can wait for each other on a GPU.
 NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order of all
 operations on all ranks: by dependencies between CUDA streams, or, from NCCL 2.26, by
-``NCCL_LAUNCH_ORDER_IMPLICIT=1``, with which the order of calls on the host counts. With a CUDA
-runtime and driver from 12.3 kernels may still overlap; with older ones they run one by one.
+``NCCL_LAUNCH_ORDER_IMPLICIT=1``, with which the order of calls on the host counts.
 
-The hook calls the collectives of all buckets from one thread, in one order on all ranks.
-
-- Without chunks, each also waits on the hook's stream for the one before. Nothing else communicates
-  during backward, except batch norm over several ranks and DDP with ``find_unused_parameters``.
-- With chunks, those within nodes and those between nodes run at the same time.
-- The ring without a wire dtype takes the default group's communicator, as DDP alone does.
+The hook calls the collectives of all buckets from one thread. Without chunks, each also waits on
+the hook's stream for the one before, and nothing else communicates during backward, except batch
+norm over several ranks and DDP with ``find_unused_parameters``. With chunks, those within nodes and
+those between nodes run at the same time. A plain ring takes the default group, as DDP alone does.
 """
 
 from __future__ import annotations

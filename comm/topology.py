@@ -107,8 +107,7 @@ class Topology:
                 ``SLURM_NODEID``, or else machines of the same host name. Where host names repeat on
                 several machines, ``OMPI_COMM_WORLD_LOCAL_RANK`` of Open MPI's ``mpirun`` tells them
                 apart.
-            timeout: see :class:`Topology`.
-            shared_memory: see :class:`Topology`.
+            timeout, shared_memory: see :class:`Topology`.
 
         Raises:
             TopologyError: the world size is not a multiple of ``ranks_per_node``, or ranks gave
@@ -137,9 +136,7 @@ class Topology:
 
     @classmethod
     def of_job(cls, given: Topology | None = None) -> Topology:
-        """Return a copy of ``given`` for this rank; :meth:`from_environment` if it is None.
-
-        Its process groups and memory are its own. Every rank must call it.
+        """Return a copy of ``given``, or :meth:`from_environment`, with process groups of its own.
 
         Raises:
             TopologyError: there is no process group yet, or it has other ranks than ``given``.

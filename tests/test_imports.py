@@ -45,9 +45,8 @@ ORDER = {
         "plan",
         "execute launch_order refusals",
         "averaging",
-        "model",
+        "model fsdp2 hook",
         "tuning",
-        "fsdp2 hook",
     ),
     "pipeline": (
         "errors progress order",

@@ -120,12 +120,11 @@ class RollCall:
 
     def _read(self, ranks: Iterable[int]) -> dict[int, list[str]]:
         """Return state, number and place of each rank's last beat; empty if it has not come."""
-        keys = [str(rank) for rank in ranks]
-        here = keys
+        keys = here = [str(rank) for rank in ranks]
         if not self._asking.check(keys):
             here = [key for key in keys if self._asking.check([key])]
-        found = zip(here, self._asking.multi_get(here), strict=True) if here else ()
-        beats = dict.fromkeys(keys, b"  ") | dict(found)
+        found = self._asking.multi_get(here) if here else ()
+        beats = dict.fromkeys(keys, b"  ") | dict(zip(here, found, strict=True))
         return {int(key): beat.decode().split(" ", 2) for key, beat in beats.items()}
 
     def _agree(self, store: Any, missing: Iterable[int] = ()) -> None:

@@ -64,8 +64,7 @@ class Cluster:
             gpus: number of GPUs.
             gpus_per_node: number of GPUs on each node.
             links: links of both levels; by default those of ``nccl``.
-            nccl: see :attr:`nccl`.
-            straggler_sigma: see :attr:`straggler_sigma`.
+            nccl, straggler_sigma: see :class:`Cluster`.
 
         Raises:
             TopologyError: the GPUs do not fill whole nodes.

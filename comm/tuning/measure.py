@@ -1,9 +1,8 @@
 """Measure candidates against each other on the ranks of the running job, within a time budget.
 
-Candidates take turns, so that disturbances of the machine affect all of them, and the time of a
-repeat is that of its slowest rank. Sizes are measured in ascending order; each gets its part of the
-time left, in proportion to its bytes. A candidate that is far behind is left out at larger sizes.
-All ranks decide by the same numbers: the slowest rank's times and the time left on rank 0.
+Candidates take turns, and the time of a repeat is that of its slowest rank. Sizes are measured in
+ascending order; each gets its part of the time left, in proportion to its bytes. A candidate that
+is far behind is left out at larger sizes. All ranks decide by the same numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -112,7 +111,9 @@ def measure(
         if size not in times:
             break
         if topology.rank == 0:
-            progress(_line(size, times[size]))
+            medians = {rule: statistics.median(found) for rule, found in times[size].items()}
+            fastest = min(medians, key=lambda rule: medians[rule])
+            progress(f"{size:,} bytes: {len(medians)} candidates, fastest: {fastest.algorithm}")
     measurements = tuple(
         Measurement(rule, size, tuple(found[rule]))
         for size, found in times.items()
@@ -177,8 +178,3 @@ def _predict(times: _Times, size: int, rule: Rule) -> float:
     else:
         slope = max(0.0, (seconds - known[0][1]) / (last - known[0][0]))
     return seconds + slope * (size - last)
-
-
-def _line(size: int, times: Mapping[Rule, Sequence[float]]) -> str:
-    fastest = min(times, key=lambda rule: statistics.median(times[rule]))
-    return f"{size:,} bytes: {len(times)} candidates, fastest: {fastest.algorithm}"

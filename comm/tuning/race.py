@@ -4,7 +4,7 @@ Rules are chosen from single all-reduces of single messages, on ranks that do no
 bucket size by a simulation. Neither knows how a plan fares beside the backward pass, which takes
 the processors that gloo copies with, or when buckets follow each other without a pause. So the
 plans predicted to be best run whole backward passes: the device computes for as long as the
-model's backward takes, while its buckets are reduced as the communication hook reduces them.
+model's backward takes, while the communication hook reduces its buckets.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..averaging import Averaging, average
+from ..hook import PlanState
 from ..launch_order import device_of_messages
 from ..model.profile import Gradient, Profile
 from ..model.simulate import Cluster, best_threshold, buckets, simulate
@@ -174,6 +174,11 @@ def _typical(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) if seconds else 0.0
 
 
+def _bucket(number: int, gradients: Tensor) -> Any:
+    """Return what the hook reads of a bucket of DDP."""
+    return SimpleNamespace(index=lambda: number, buffer=lambda: gradients, parameters=list)
+
+
 class _Track:
     """Backward passes of computation and all-reduces, timed."""
 
@@ -181,15 +186,13 @@ class _Track:
         self, topology: Topology, profile: Profile, backward_seconds: float, dtype: torch.dtype
     ) -> None:
         self._topology, self._profile = topology, profile
-        self._plain_topology = topology.in_default_group()
+        self._states: dict[Plan, PlanState] = {}
         self._device = device_of_messages()
         elements = profile.size_bytes // dtype.itemsize
         # Zeros do not overflow, however often they are summed.
         self._gradients = torch.zeros(elements, dtype=dtype, device=self._device)
         self._matrix = torch.zeros(_SIDE, _SIDE, device=self._device)
         self._product = torch.zeros_like(self._matrix)
-        self._thread = ThreadPoolExecutor(1)
-        self._side = torch.cuda.Stream(self._device) if self._gradients.is_cuda else None
         self._scale = backward_seconds / profile.backward_seconds
         self._per_second = self._products_per_second()
 
@@ -199,19 +202,21 @@ class _Track:
         ends = [(bucket[-1].ready_seconds, sum(g.size_bytes for g in bucket)) for bucket in fused]
         if warm_up:
             ends = [(0.0, max(size for _, size in ends))]
-        plan.connect(self._topology)
+        state = self._states.setdefault(plan, PlanState(plan, self._topology))
+        state.connect()
         dist.barrier()
         start, now, offset = time.perf_counter(), 0.0, 0
-        pending: list[Callable[[], object]] = []
-        for ready, size in ends:
+        futures = []
+        for index, (ready, size) in enumerate(ends):
             self._compute((ready - now) * self._scale)
             length = size // self._gradients.element_size()
-            pending.append(self._reduce(self._gradients[offset : offset + length], plan, size))
+            part = self._gradients[offset : offset + length]
+            futures.append(state.reduce(_bucket(index, part)))
             now, offset = ready, offset + length
         if not warm_up:
             self._compute((self._profile.backward_seconds - now) * self._scale)
-        for wait in pending:
-            wait()
+        for future in futures:
+            future.wait()
         if self._gradients.is_cuda:
             torch.cuda.synchronize(self._device)
         return self.slowest(time.perf_counter() - start)
@@ -221,21 +226,6 @@ class _Track:
         largest = torch.tensor([seconds], dtype=torch.float64, device=self._device)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
-
-    def _reduce(self, bucket: Tensor, plan: Plan, size: int) -> Callable[[], object]:
-        """Start to average a bucket as the hook does; return how to wait for it."""
-        rule = plan.rule_for(size)
-        if self._side is not None:
-            self._side.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._side):
-                average(bucket, self._plain_topology if plan.is_plain else self._topology, rule)
-            return self._side.synchronize
-        if plan.is_plain:
-            averaging = Averaging.of(bucket.dtype, self._topology.world_size, rule)
-            work: Any = dist.all_reduce(averaging.begin(bucket), async_op=True)
-            averaged = work.get_future().then(lambda _: averaging.end(bucket))
-            return averaged.wait  # type: ignore[no-any-return]
-        return self._thread.submit(average, bucket, self._topology, rule).result
 
     def _compute(self, seconds: float) -> None:
         """Do the work that takes ``seconds`` on a rank if nothing is sent."""

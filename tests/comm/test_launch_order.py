@@ -72,44 +72,18 @@ SHARED, UNSHARED = model(OwnNorm(object())), model(OwnNorm(None))
 UNUSED = model(find_unused_parameters=True)
 STATIC = model(find_unused_parameters=True, static_graph=True)
 UNCHUNKED = "or ring without a wire dtype for every size"
+GRID = Plan((Rule("torus", shape=(2, 2), chunk_bytes=9),))
+TWO_RULES = Plan((Rule("leader", 99, chunk_bytes=9), Rule("ring")))
+ON_THE_WIRE, HALVING = Plan.single("ring", wire_dtype="fp16"), Plan.single("halving-doubling")
+SAME_TIME = "communicates in backward at the same time as"
 REFUSED = {
     "chunks": (PLAIN, CHUNKS, TWO_BY_TWO, "hierarchical with chunks communicates within and"),
-    "grid": (
-        PLAIN,
-        Plan((Rule("torus", shape=(2, 2), chunk_bytes=9),)),
-        ONE_NODE,
-        "chunk_bytes: torus with chunks communicates within and between nodes at the same time",
-    ),
-    "one of two rules": (
-        PLAIN,
-        Plan((Rule("leader", 99, chunk_bytes=9), Rule("ring"))),
-        Topology(((0, 1), (2,))),
-        "chunk_bytes: leader with chunks",
-    ),
-    "batch norm": (
-        SYNC,
-        WHOLE,
-        TWO_BY_TWO,
-        "algorithm: hierarchical communicates in backward at the same time as 1 of the model, ",
-    ),
-    "own norm": (
-        SHARED,
-        Plan.single("halving-doubling"),
-        ONE_NODE,
-        "halving-doubling communicates in backward at the same time as 1 of",
-    ),
-    "wire": (
-        SYNC,
-        Plan.single("ring", wire_dtype="fp16"),
-        ONE_NODE,
-        "ring communicates in backward at the same time as 1 of",
-    ),
-    "unused": (
-        UNUSED,
-        WHOLE,
-        TWO_BY_TWO,
-        "hierarchical communicates .* as DDP with find_unused_parameters, which",
-    ),
+    "grid": (PLAIN, GRID, ONE_NODE, "chunk_bytes: torus with chunks .* at the same time"),
+    "two rules": (PLAIN, TWO_RULES, Topology(((0, 1), (2,))), "chunk_bytes: leader with chunks"),
+    "batch norm": (SYNC, WHOLE, TWO_BY_TWO, f"hierarchical {SAME_TIME} 1 of the model, "),
+    "own norm": (SHARED, HALVING, ONE_NODE, f"halving-doubling {SAME_TIME} 1 of"),
+    "wire": (SYNC, ON_THE_WIRE, ONE_NODE, f"ring {SAME_TIME} 1 of"),
+    "unused": (UNUSED, WHOLE, TWO_BY_TWO, f"{SAME_TIME} DDP with find_unused_parameters, which"),
 }
 SAFE = {
     "whole messages": (PLAIN, WHOLE, TWO_BY_TWO),
