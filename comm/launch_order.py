@@ -89,16 +89,12 @@ def check_launch_order_of_fsdp2() -> None:
 
 
 def _unordered(problem: str, instead: str) -> PlanError:
-    version = torch.cuda.nccl.version()
+    version, where = torch.cuda.nccl.version(), ""
+    valid = f"{VARIABLE}=1 in the environment of every rank before init_process_group"
     if version[:2] < _FIRST_VERSION:
-        return PlanError(
-            f"{problem}, which can deadlock in NCCL {'.'.join(map(str, version))}; "
-            f"valid: NCCL 2.26 or later with {VARIABLE}=1, or {instead}"
-        )
-    return PlanError(
-        f"{problem}, which can deadlock; valid: {VARIABLE}=1 in the environment of every rank "
-        f"before init_process_group, or {instead}"
-    )
+        where = f" in NCCL {'.'.join(map(str, version))}"
+        valid = f"NCCL 2.26 or later with {VARIABLE}=1"
+    return PlanError(f"{problem}, which can deadlock{where}; valid: {valid}, or {instead}")
 
 
 def _hazard(
@@ -113,23 +109,17 @@ def _hazard(
                 "a plan without chunk_bytes",
             )
     own = [rule.algorithm for rule in plan.rules if not rule.is_plain]
-    if not own or topology.world_size == 1:
-        return None
-    instead = "ring without a wire dtype for every size"
-    for name, module in model.module.named_modules():
-        if isinstance(module, torch.nn.SyncBatchNorm) or getattr(module, "process_group", None):
-            return (
-                f"algorithm: {own[0]} communicates in backward at the same time as {name} of the "
-                "model",
-                instead,
-            )
+    beside = [
+        f"{name} of the model"
+        for name, module in model.module.named_modules()
+        if isinstance(module, torch.nn.SyncBatchNorm) or getattr(module, "process_group", None)
+    ]
     if model.find_unused_parameters and not model.static_graph:
-        return (
-            f"algorithm: {own[0]} communicates in backward at the same time as DDP with "
-            "find_unused_parameters",
-            instead,
-        )
-    return None
+        beside.append("DDP with find_unused_parameters")
+    if not (own and beside) or topology.world_size == 1:
+        return None
+    problem = f"{own[0]} communicates in backward at the same time as {beside[0]}"
+    return f"algorithm: {problem}", "ring without a wire dtype for every size"
 
 
 def _has_two_levels(rule: Rule, topology: Topology) -> bool:

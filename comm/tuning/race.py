@@ -89,22 +89,16 @@ class Final:
     @property
     def fastest(self) -> int:
         """Index of the plan with the least median time, of those that ran in every round."""
-        return _fastest([finalist.seconds for finalist in self.finalists])
+        seconds = [finalist.seconds for finalist in self.finalists]
+        rounds = max(map(len, seconds))
+        stayed = [index for index, times in enumerate(seconds) if len(times) == rounds]
+        return min(stayed, key=lambda index: _typical(seconds[index]))
 
     def ratios(self, index: int) -> tuple[float, ...]:
         """Times of a plan relative to :attr:`fastest`, in each round that it took part in."""
-        return _ratios(self.finalists[index].seconds, self.finalists[self.fastest].seconds)
-
-
-def _fastest(seconds: Sequence[Sequence[float]]) -> int:
-    rounds = max(map(len, seconds))
-    stayed = [index for index, times in enumerate(seconds) if len(times) == rounds]
-    return min(stayed, key=lambda index: _typical(seconds[index]))
-
-
-def _ratios(seconds: Sequence[float], fastest: Sequence[float]) -> tuple[float, ...]:
-    """Times relative to the fastest plan's; those of a round share the machine's disturbances."""
-    return tuple(a / b for a, b in zip(seconds, fastest, strict=False))
+        # Those of a round share the machine's disturbances.
+        fastest = self.finalists[self.fastest].seconds
+        return tuple(a / b for a, b in zip(self.finalists[index].seconds, fastest, strict=False))
 
 
 def finalists(
@@ -151,6 +145,11 @@ def race(
         track.lap(plan, warm_up=True)
     times: list[list[float]] = [[] for _ in plans]
     active, winner = list(range(len(plans))), plans.index(favourite)
+
+    def result() -> Final:
+        found = (Finalist(plan, tuple(t)) for plan, t in zip(plans, times, strict=True))
+        return Final(tuple(found), winner, backward_seconds)
+
     for done in range(_MOST_ROUNDS):
         left = budget_seconds - track.slowest(time.monotonic() - start)
         if left <= sum(_typical(times[index]) for index in active) * _MARGIN:
@@ -160,14 +159,13 @@ def race(
             times[index].append(track.lap(plans[index]))
         if done + 1 < _LEAST_ROUNDS:
             continue
-        fastest = times[_fastest(times)]
-        ratios = {index: statistics.median(_ratios(times[index], fastest)) for index in active}
+        so_far = result()
+        ratios = {index: statistics.median(so_far.ratios(index)) for index in active}
         winner = min(index for index in active if ratios[index] <= 1 + EQUAL_WITHIN)
         active = [index for index in active if ratios[index] <= _FAR_BEHIND]
         if topology.rank == 0:
             progress(f"race: {done + 1} rounds, {len(active)} of {len(plans)} plans left")
-    found = tuple(Finalist(plan, tuple(t)) for plan, t in zip(plans, times, strict=True))
-    return Final(found, winner, backward_seconds)
+    return result()
 
 
 def _typical(seconds: Sequence[float]) -> float:
