@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         CollectiveError,
         join_roll_call,
         missing_ranks_named,
+        ranks_named,
         with_missing_ranks,
     )
     from .failure.stall import StallWatch
-    from .failure.words import ranks_named
     from .fsdp2 import register_fsdp2
     from .fusion import fuse, fused_bytes, segments_between
     from .hook import PlanState, plan_hook, register
-    from .launch_order import launches_are_ordered, order_launches
+    from .launch_order import launches_are_ordered, nccl_class, order_launches
     from .model.calibrate import Calibration, Measurement
     from .model.choose import choose
     from .model.cost import Level, Links, predict_seconds
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from .model.step_time import StepTime, straggler_slowdown
     from .names import ALGORITHM_NAMES
     from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
-    from .process_groups import group_of_rank, nccl_class
     from .ranges import is_profiled, ranged
-    from .topology import Grid, Groups, Topology, TopologyError
+    from .topology import Grid, Groups, Topology, TopologyError, group_of_rank
     from .traffic import Traffic
     from .tuning.fit import fit_links
     from .tuning.race import Final, Finalist

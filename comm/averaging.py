@@ -1,24 +1,23 @@
 """Average gradients: how much of the division by the number of ranks comes before their sum.
 
-Dividing by all p ranks before an FP16 sum keeps it from overflowing, but whatever is below
-p * 2^-25 becomes zero: with thousands of ranks, most small gradients. Dividing only after it lets
-the sum overflow. apex and Horovod therefore divide by a factor before and by the rest after it
-(``gradient_predivide_factor``), as torch's FSDP does with a power of two near sqrt(p).
+Dividing by all p ranks before an FP16 sum makes whatever is below p * 2^-25 zero: with thousands of
+ranks, most small gradients. Dividing only after it lets the sum overflow. apex and Horovod
+therefore divide by a factor before and by the rest after it (``gradient_predivide_factor``), as
+torch's FSDP does with a power of two near sqrt(p).
 
 Sums in FP32 (``Rule.sum_dtype``) need no such compromise: each is divided by the number of its
-terms before it is rounded. Megatron Core's ``reduce_scatter_with_fp32_accumulation`` exchanges and
-adds in the same way.
+terms before it is rounded, as in Megatron Core's ``reduce_scatter_with_fp32_accumulation``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .algorithms import Algorithm, TwoLevel
-from .execute import all_reduce
+from .algorithms import TwoLevel
+from .execute import run
 from .plan import WIRE_DTYPES, Rule
 from .topology import Topology
 
@@ -38,33 +37,29 @@ def average(tensor: Tensor, topology: Topology, rule: Rule) -> None:
         topology = Topology.from_environment()
         average(gradients, topology, Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"))
     """
+    algorithm = rule.implementation
+    if rule.sum_dtype is not None:
+        assert isinstance(algorithm, TwoLevel)  # checked by Rule
+        run(tensor, topology, rule, replace(algorithm, mean=True))
+        return
     averaging = Averaging.of(tensor.dtype, topology.world_size, rule)
-    all_reduce(averaging.begin(tensor), topology, averaging.rule)
+    run(averaging.begin(tensor), topology, rule, algorithm)
     averaging.end(tensor)
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """The steps of an average: divide by a number, all-reduce by a rule, divide by a number.
-
-    Attributes:
-        before: what gradients are divided by before the all-reduce.
-        rule: rule of the all-reduce, which gives means if it has a ``sum_dtype``.
-        after: what the result is divided by.
-    """
+    """What gradients are divided by before a sum, and what the sum is divided by."""
 
     before: float
-    rule: Rule
     after: float
 
     @classmethod
     def of(cls, dtype: torch.dtype, world_size: int, rule: Rule) -> Averaging:
-        """Return the steps for gradients of a dtype."""
-        if rule.sum_dtype is not None:
-            return cls(1, _MeanRule(*(getattr(rule, field.name) for field in fields(rule))), 1)
+        """Return the divisors for gradients of a dtype, by a rule without a ``sum_dtype``."""
         wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
         before = predivide_factor(world_size, fp16=torch.float16 in (dtype, wire))
-        return cls(before, rule, world_size / before)
+        return cls(before, world_size / before)
 
     def begin(self, tensor: Tensor) -> Tensor:
         """Divide ``tensor`` in place before the all-reduce, and return it."""
@@ -75,22 +70,10 @@ class Averaging:
         return tensor if self.after == 1 else tensor.div_(self.after)
 
 
-class _MeanRule(Rule):
-    """A rule with a ``sum_dtype``, by which an all-reduce gives means instead of sums."""
-
-    @property
-    def implementation(self) -> Algorithm:
-        algorithm = super().implementation
-        assert isinstance(algorithm, TwoLevel)  # checked by Rule
-        return replace(algorithm, mean=True)
-
-
 def predivide_factor(world_size: int, *, fp16: bool) -> int:
-    """Return the factor to divide by before a sum over ``world_size`` ranks.
+    """Return the factor to divide by before a sum: for FP16 the power of two at or above sqrt(p).
 
-    For FP16, this is the smallest power of two that is not below the square root of the number of
-    ranks. The other dtypes have the range of FP32, in which a division loses nothing: they are
-    divided by the number of ranks, so that the sum of finite values is finite.
+    The other dtypes have the range of FP32, in which a division loses nothing.
     """
     if not fp16:
         return world_size

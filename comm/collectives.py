@@ -1,18 +1,13 @@
 """Asynchronous collectives from which the algorithms are built.
 
-This module hides the renaming of collectives between torch versions (2.14 renamed ``*_tensor`` to
-``*_single``, and the old names may be removed) and replaces gloo's collectives where they send
-more than necessary. Bytes sent by gloo itself for n bytes on p ranks (torch 2.15, counted on 4
-ranks):
+torch 2.14 renamed ``*_tensor`` to ``*_single``. gloo's collectives are replaced where they send
+more than necessary (torch 2.15, bytes for n bytes on p ranks counted on 4): its all-reduce,
+all-gather and broadcast send the optimum, but its reduce-scatter as much as a whole all-reduce,
+2(p - 1) n, and its reduce 1.5 (p - 1) n. An all-to-all followed by a local sum, and point-to-point
+messages to the root, which sums, take their place.
 
-- all-reduce (a segmented ring), all-gather (a ring) and broadcast (a binomial tree) send
-  2(p - 1) n, (p - 1) n and (p - 1) n in total, which is optimal;
-- reduce-scatter sends as much as a whole all-reduce, 2(p - 1) n, twice the optimum. It is replaced
-  by an all-to-all followed by a local sum;
-- reduce sends 1.5 (p - 1) n. It is replaced by point-to-point messages to the root, which sums.
-
-The replacements sum half precision in FP32 and round once. gloo's ring rounds to the dtype of the
-data at each of its p - 1 additions. :func:`reduce_scatter_in_fp32` does so on any back end.
+The replacements sum half precision in FP32 and round once; gloo's ring rounds at each of its p - 1
+additions.
 """
 
 from __future__ import annotations
@@ -63,30 +58,18 @@ class _WaitAll:
 
 def all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Pending:
     """Sum ``tensor`` over ``group`` in place, on every rank."""
-    if group is None:
-        return DONE
-    work: Any = dist.all_reduce(tensor, group=group, async_op=True)
-    return work  # type: ignore[no-any-return]
+    return _start(dist.all_reduce, group, tensor)
 
 
 def reduce_scatter(tensor: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Pending]:
-    """Sum ``tensor`` over ``group`` into this rank's share, a view of ``tensor``.
+    """Sum ``tensor`` over ``group`` into this rank's share, a view of it, which is returned.
 
-    Args:
-        tensor: 1-d, with a length that is a multiple of the group size. Its content outside the
-            share is overwritten.
-
-    Returns:
-        The share, ``tensor.numel() / size`` elements, and the operation to wait for before
-        reading it.
+    The length is a multiple of the group size. The content outside of the share is overwritten.
     """
-    if group is None:
-        return tensor, DONE
-    if dist.get_backend(group) == "gloo":
+    if group is not None and dist.get_backend(group) == "gloo":
         return reduce_scatter_in_fp32(tensor, group)
     share = _share(tensor, group)
-    work: Any = _reduce_scatter(share, tensor, group=group, async_op=True)
-    return share, work
+    return share, _start(_reduce_scatter, group, share, tensor)
 
 
 def reduce_scatter_in_fp32(
@@ -96,16 +79,13 @@ def reduce_scatter_in_fp32(
 
     It sends as many bytes as a reduce-scatter, and needs as much memory again as ``tensor`` until
     the operation that it returns is dropped, and 4 bytes per element of the share while it sums.
-
-    Args:
-        tensor: as for :func:`reduce_scatter`.
-        mean: divide each sum by the group size before it is rounded. It then cannot overflow.
+    With ``mean``, each sum is divided by the group size before it is rounded: none can overflow.
     """
     if group is None:
         return tensor, DONE
     share, size = _share(tensor, group), dist.get_world_size(group)
     shares = torch.empty_like(tensor)
-    sent: Any = dist.all_to_all_single(shares, tensor, group=group, async_op=True)
+    sent = _start(dist.all_to_all_single, group, shares, tensor)
 
     def add() -> None:
         table = shares.view(size, -1)
@@ -122,28 +102,20 @@ def reduce_scatter_in_fp32(
 
 def all_gather(tensor: Tensor, group: ProcessGroup | None) -> Pending:
     """Gather each rank's share of ``tensor`` (1-d) into ``tensor`` on all ranks, in rank order."""
-    if group is None:
-        return DONE
-    work: Any = _all_gather(tensor, _share(tensor, group), group=group, async_op=True)
-    return work  # type: ignore[no-any-return]
+    share = _share(tensor, group)
+    return _start(_all_gather, group, tensor, share)
 
 
 def reduce(tensor: Tensor, group: ProcessGroup | None) -> Pending:
     """Sum ``tensor`` over ``group`` in place on its first rank; other ranks lose its content."""
-    if group is None:
-        return DONE
-    if dist.get_backend(group) != "gloo":
-        work: Any = dist.reduce(tensor, group=group, group_dst=0, async_op=True)
-        return work  # type: ignore[no-any-return]
+    if group is None or dist.get_backend(group) != "gloo":
+        return _start(dist.reduce, group, tensor, group_dst=0)
     return send_and_sum(tensor, group)
 
 
 def broadcast(tensor: Tensor, group: ProcessGroup | None) -> Pending:
     """Copy ``tensor`` from the first rank of ``group`` to all others."""
-    if group is None:
-        return DONE
-    work: Any = dist.broadcast(tensor, group=group, group_src=0, async_op=True)
-    return work  # type: ignore[no-any-return]
+    return _start(dist.broadcast, group, tensor, group_src=0)
 
 
 def send_and_sum(tensor: Tensor, group: ProcessGroup) -> Pending:
@@ -161,13 +133,7 @@ def exchange(
     *,
     tag: int = 0,
 ) -> Pending:
-    """Send to and receive from ranks of ``group`` concurrently.
-
-    Args:
-        sends: pairs of destination rank within the group and tensor to send.
-        receives: pairs of source rank within the group and tensor to receive into.
-        tag: gloo matches the messages between two ranks in order, separately for each tag.
-    """
+    """Send to and receive from ranks, by their number in ``group``; gloo keeps the order by tag."""
     operations = [dist.P2POp(dist.isend, t, None, group, tag, r) for r, t in sends if t.numel()]
     operations += [dist.P2POp(dist.irecv, t, None, group, tag, r) for r, t in receives if t.numel()]
     return _WaitAll(dist.batch_isend_irecv(operations)) if operations else DONE
@@ -201,7 +167,17 @@ class _RootSum:
                 self._arriving.append(self._receive(index + 2))
 
 
-def _share(tensor: Tensor, group: ProcessGroup) -> Tensor:
+def _start(collective: Any, group: ProcessGroup | None, *args: Any, **options: Any) -> Pending:
+    """Start one of torch's collectives; a group of one rank, None, has nothing to do."""
+    if group is None:
+        return DONE
+    work: Pending = collective(*args, group=group, async_op=True, **options)
+    return work
+
+
+def _share(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    if group is None:
+        return tensor
     length = tensor.numel() // dist.get_world_size(group)
     start = length * dist.get_rank(group)
     return tensor[start : start + length]

@@ -49,7 +49,11 @@ def all_reduce(tensor: Tensor, topology: Topology, rule: Rule) -> None:
         topology = Topology.from_environment()
         all_reduce(gradients, topology, Rule("hierarchical", chunk_bytes=2**20, wire_dtype="bf16"))
     """
-    algorithm = rule.implementation
+    run(tensor, topology, rule, rule.implementation)
+
+
+def run(tensor: Tensor, topology: Topology, rule: Rule, algorithm: Algorithm) -> None:
+    """Do so by the algorithm of the rule, which may give means instead of sums."""
     algorithm.check(topology)
     dtype = tensor.dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]
     chunks = _chunks(tensor, topology, rule, dtype)
@@ -94,12 +98,9 @@ def _pipelined(
 ) -> None:
     """Run all ``chunks`` through the phases, each chunk one phase behind the previous one.
 
-    A single thread starts every collective, so all ranks start the collectives of each group in
-    the same order. In each round the newest chunk goes first: the next transfer between nodes
-    starts before the code waits for the previous one, so the links between nodes are never idle.
-
-    On NCCL the kernels of different groups run concurrently. This is deadlock-free if NCCL follows
-    the launch order of the host: ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` (NCCL 2.26 and later).
+    A single thread starts every collective, so all ranks start those of each group in the same
+    order. In each round the newest chunk goes first: the next transfer between nodes starts before
+    the code waits for the previous one, so the links between nodes are never idle.
     """
     lanes = _Lanes(chunks[0].device)
     waiting = deque(chunks)
@@ -123,10 +124,7 @@ def _pipelined(
 def _phases_in_dtype(
     algorithm: Phased, chunk: Tensor, dtype: torch.dtype, topology: Topology
 ) -> Iterator[Pending]:
-    """Round a chunk to ``dtype``, run its phases, and copy the result back.
-
-    Both conversions happen while the links carry other chunks.
-    """
+    """Round a chunk to ``dtype``, run its phases, and copy the result back, beside other chunks."""
     memory = _node_memory(algorithm, chunk, topology)
     if memory is not None:
         shares = algorithm.shares(chunk.numel(), topology)
@@ -141,14 +139,7 @@ def _phases_in_dtype(
 
 
 class _Chunk:
-    """A chunk in flight.
-
-    Attributes:
-        phase: index of the phase to start next.
-        pending: the running phase; None when no phase is left.
-        number: which chunk of the tensor it is, from 1.
-        reached: where the previous phase left its stream; None at first, and on the CPU.
-    """
+    """A chunk in flight: its running phase, None at the end, and where that left its stream."""
 
     def __init__(self, phases: Iterator[Pending], number: int = 1) -> None:
         self._phases = phases
@@ -169,21 +160,18 @@ class _Chunk:
 
 
 class _Lanes:
-    """One CUDA stream per phase, so that waiting for one chunk does not delay the others.
+    """One CUDA stream per phase, so that waiting for one chunk does not delay the others."""
 
-    Each phase of a chunk follows the one before it by an event. Waiting for its collective would
-    not do: in a group of one rank there is none, and the cast of the first phase would then not be
-    waited for.
-
-    A chunk's memory, such as its copy in the wire dtype, is allocated on one lane and used on
-    others. The host frees it as soon as the last phase is queued, and torch's allocator gives it to
-    the next allocation on the same lane without waiting for other lanes. NCCL's collectives do not
-    prevent that: they hold their tensors until the host has called ``wait``, which does not block
-    (pytorch/pytorch, pull request 194701). Therefore all lanes wait for a chunk that has ended
-    before they start anything for a later one. At most one chunk more than there are phases then
-    has memory at a time, less than if all were kept until the join, and none waits for long: the
-    chunk that it waits for is that many chunks ahead.
-    """
+    # Each phase of a chunk follows the one before it by an event. Waiting for its collective would
+    # not do: in a group of one rank there is none, and the cast of the first phase would then not
+    # be waited for.
+    #
+    # A chunk's memory, such as its copy in the wire dtype, is allocated on one lane and used on
+    # others. The host frees it as soon as the last phase is queued, and torch's allocator gives it
+    # to the next allocation on the same lane without waiting for other lanes, nor for NCCL
+    # (pytorch/pytorch, pull request 194701). Therefore all lanes wait for a chunk that has ended
+    # before they start anything for a later one, which is as many chunks behind as there are
+    # phases.
 
     def __init__(self, device: torch.device) -> None:
         self._caller = torch.cuda.current_stream(device) if device.type == "cuda" else None

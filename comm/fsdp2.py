@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .averaging import average
-from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
+from .failure.roll_call import described_failure, join_roll_call
 from .launch_order import check_launch_order_of_fsdp2
 from .plan import Plan, PlanError
 from .topology import Topology
@@ -56,8 +56,7 @@ def _average_shard(plan: Plan, alike: Topology, shard: Tensor) -> None:
         average(shard, alike, rule)
     except Exception as error:
         where = f"rank {alike.rank}: {rule.algorithm} all-reduce of {shard.nbytes} bytes"
-        said = [f"{where} failed: {error}", describe_missing_ranks()]
-        raise CollectiveError("; ".join(filter(None, said))) from error
+        raise described_failure(where, error) from error
 
 
 def _ranks_alike(mesh: Any, plan: Plan, topology: Topology) -> Topology:

@@ -2,14 +2,15 @@
 
 DDP calls the hook on a bucket when its gradients are ready and continues with backward, so the
 hook must not block: on gloo it reduces on a separate thread, on NCCL on a separate stream. The
-future of a bucket completes when its reduced gradients are available; the compute stream waits for
-it only at the end of backward. (A hook that waits for its collectives on the compute stream, or
-copies back in ``Future.then``, whose stream has already waited, loses the overlap.)
+compute stream waits for the future of a bucket only at the end of backward. (A hook that waits for
+its collectives on the compute stream, or copies back in ``Future.then``, whose stream has already
+waited, loses the overlap.)
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from .averaging import Averaging, average
-from .failure.roll_call import CollectiveError, describe_missing_ranks, join_roll_call
-from .launch_order import check_launch_order
+from .failure.roll_call import CollectiveError, described_failure, join_roll_call
+from .launch_order import check_launch_order, nccl_class
 from .plan import Plan, Rule
-from .process_groups import nccl_class
 from .ranges import all_reduce_name, ranged
 from .refusals import (
     check_bucket,
@@ -49,19 +49,16 @@ class PlanState:
     ``DDPStrategy(ddp_comm_state=PlanState(plan), ddp_comm_hook=plan_hook)``, and torch's
     ``fp16_compress_wrapper(plan_hook)``.
 
-    It can be made before the process group exists, and be pickled or copied at any time, as
-    ``mp.spawn`` does: the copy starts unconnected. Each model takes a state of its own, which also
-    serves it when DDP wraps it again, as Lightning does at each ``fit``. A state that is registered
-    with two models is refused in the first backward of either: their buckets would take turns in
-    one queue, in an order that may differ from rank to rank.
+    It can be made before the process group exists, and be pickled or copied at any time: the copy
+    starts unconnected. Each model takes a state of its own, which also serves it when DDP wraps it
+    again, as Lightning does at each ``fit``. A state that is registered with two models is refused
+    in the first backward of either: their buckets would take turns in one queue, in an order that
+    may differ from rank to rank.
 
     The first bucket of the first backward finds the topology, creates the process groups and checks
-    the model. All of that is collective, so each rank waits there until all have got there. That is
-    safe if the ranks start the collectives of a backward in one order. They may not where the graph
-    differs between ranks and backward has collectives beside DDP's, as with batch norm over several
-    ranks: call :meth:`connect` beforehand there, and wherever the first step should not take
-    longer. It costs nothing to call it always, once ``init_process_group`` has returned and, on
-    NCCL, ``torch.cuda.set_device`` was called.
+    the model, on all ranks together. That is safe if the ranks start the collectives of a backward
+    in one order. They may not where the graph differs between ranks and backward has collectives
+    beside DDP's, as with batch norm over several ranks: call :meth:`connect` beforehand there.
 
     Args:
         plan: the same on all ranks. DDP fixes its bucket sizes on construction, so pass it
@@ -147,10 +144,8 @@ class PlanState:
         gradients = bucket.buffer()
         size_bytes = gradients.numel() * gradients.element_size()
         rule = self._plan.rule_for(size_bytes)
-        where = (
-            f"rank {self._topology.rank}: {rule.algorithm} all-reduce of bucket {bucket.index()} "
-            f"({size_bytes} bytes)"
-        )
+        what = f"{rule.algorithm} all-reduce of bucket {bucket.index()} ({size_bytes} bytes)"
+        where = f"rank {self._topology.rank}: {what}"
         name = all_reduce_name(bucket.index(), size_bytes, rule.algorithm)
         if gradients.is_cuda:
             return self._on_stream(gradients, rule, where, name)
@@ -183,50 +178,28 @@ class PlanState:
         averaging = Averaging.of(gradients.dtype, self._topology.world_size, rule)
 
         def result(done: Future[list[Tensor]]) -> Tensor:
-            try:
-                total = done.value()[0]
-            except Exception as error:
-                raise self._first_failure(error, where) from error
-            return averaging.end(total)
+            with self._described(where):
+                return averaging.end(done.value()[0])
 
-        try:
-            with ranged(name):
-                work = dist.all_reduce(averaging.begin(gradients), async_op=True)
-        except Exception as error:
-            raise self._first_failure(error, where) from error
+        with self._described(where), ranged(name):
+            work = dist.all_reduce(averaging.begin(gradients), async_op=True)
         return work.get_future().then(result)
 
     def _on_thread(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "largebatch-all-reduce")
-        topology, ended = self._topology, Future[Tensor | Exception]()
+        topology, ended = self._topology, Future[Tensor]()
 
-        def run() -> Tensor:
-            if self._failure:  # otherwise each bucket would wait for its own timeout
-                raise self._failure
+        def run() -> None:
             try:
-                with ranged(name):
+                with self._described(where), ranged(name):
                     average(gradients, topology, rule)
-            except Exception as error:
-                raise self._first_failure(error, where) from error
-            return gradients
-
-        def run_and_tell() -> None:
-            value: Tensor | Exception
-            try:
-                value = run()
+                ended.set_result(gradients)
             except Exception as error:  # lost here otherwise, while DDP waits for the future
-                value = error
-            ended.set_result(value)
+                ended.set_exception(error)  # type: ignore[arg-type]
 
-        def result(future: Future[Tensor | Exception]) -> Tensor:
-            value = future.value()
-            if isinstance(value, Exception):
-                raise value  # DDP raises a RuntimeError with its message in backward
-            return value
-
-        self._thread.submit(run_and_tell)
-        return ended.then(result)
+        self._thread.submit(run)
+        return ended.then(lambda done: done.value())  # by which DDP hears of an exception
 
     def _on_stream(self, gradients: Tensor, rule: Rule, where: str, name: str) -> Future[Tensor]:
         device = gradients.device
@@ -234,24 +207,23 @@ class PlanState:
             self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         future: Future[Tensor] = Future(devices=[device])
-        with torch.cuda.stream(self._stream), ranged(name):
+        with torch.cuda.stream(self._stream), ranged(name), self._described(where):
             # Only this stream waits for the collectives. The future records an event on it, and
             # DDP makes the compute stream wait for that event only at the end of backward.
-            try:
-                average(gradients, self._topology, rule)
-                future.set_result(gradients)
-            except Exception as error:
-                raise self._first_failure(error, where) from error
+            average(gradients, self._topology, rule)
+            future.set_result(gradients)
         return future
 
-    def _first_failure(self, error: Exception, where: str) -> Exception:
-        """Return the error to raise: the first failure, with its place and any missing ranks."""
-        if self._failure is None:
-            missing = describe_missing_ranks()
-            self._failure = CollectiveError(
-                f"{where} failed: {error}" + (f"; {missing}" if missing else "")
-            )
-        return self._failure
+    @contextmanager
+    def _described(self, where: str) -> Iterator[None]:
+        """Raise the first failure in place of any error, with its place and any missing ranks."""
+        if self._failure is not None:  # otherwise each bucket would wait for its own timeout
+            raise self._failure
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or described_failure(where, error)
+            raise self._failure from error
 
 
 def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
@@ -320,11 +292,7 @@ def register(model: DistributedDataParallel, plan: Plan, topology: Topology | No
     ddp = require_ddp(model)
     state = PlanState(plan, topology)
     state._adopt([ddp])  # all ranks are here now; not so in the first backward
-    plain = plan.is_plain and not _has_fp16_gradients(ddp)
-    if plain and nccl_class(ddp.process_group) == "ProcessGroupNCCL":
+    fp16 = any(p.requires_grad and p.dtype == torch.float16 for p in ddp.parameters())
+    if plan.is_plain and not fp16 and nccl_class(ddp.process_group) == "ProcessGroupNCCL":
         return
     ddp.register_comm_hook(state, plan_hook)
-
-
-def _has_fp16_gradients(model: DistributedDataParallel) -> bool:
-    return any(p.requires_grad and p.dtype == torch.float16 for p in model.parameters())

@@ -1,17 +1,14 @@
-"""Refuse plans that can deadlock on NCCL because its operations have no common order on all ranks.
+"""NCCL: torch's class behind a group, and plans that can deadlock without an order of launches.
 
 Kernels of different NCCL communicators that run at the same time can wait for each other on a GPU.
 NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order of all
 operations on all ranks: by dependencies between CUDA streams, or, from NCCL 2.26, by
-``NCCL_LAUNCH_ORDER_IMPLICIT=1``, with which the order of calls on the host counts. With a CUDA
-runtime and driver from 12.3 kernels may still overlap; with older ones they run one by one.
+``NCCL_LAUNCH_ORDER_IMPLICIT=1``, with which the order of calls on the host counts.
 
-The hook calls the collectives of all buckets from one thread, in one order on all ranks.
-
-- Without chunks, each also waits on the hook's stream for the one before. Nothing else communicates
-  during backward, except batch norm over several ranks and DDP with ``find_unused_parameters``.
-- With chunks, those within nodes and those between nodes run at the same time.
-- The ring without a wire dtype takes the default group's communicator, as DDP alone does.
+The hook calls the collectives of all buckets from one thread. Without chunks, each also waits on
+the hook's stream for the one before, and nothing else communicates during backward, except batch
+norm over several ranks and DDP with ``find_unused_parameters``. With chunks, those within nodes and
+those between nodes run at the same time. A plain ring takes the default group, as DDP alone does.
 """
 
 from __future__ import annotations
@@ -19,16 +16,34 @@ from __future__ import annotations
 import os
 
 import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from .plan import Plan, PlanError, Rule
-from .process_groups import nccl_class
 from .topology import Topology
 
 VARIABLE = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 #: The first version of NCCL that has the variable.
 _FIRST_VERSION = (2, 26)
+
+
+def nccl_class(group: ProcessGroup | None = None) -> str:
+    """Return torch's class behind a group, such as ProcessGroupNCCL2; empty if it is not NCCL's.
+
+    ``nccl`` is ProcessGroupNCCL, and from torch 2.15 on ProcessGroupNCCL2, unless
+    ``TORCH_DIST_USE_NCCL2=0`` was set when torch was imported; ``nccl-legacy``, ``nccl2`` and
+    ``nccl-lazy`` name one of them. With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` it is that of a wrapper.
+    """
+    group = group or dist.distributed_c10d._get_default_group()
+    on_nccl = "nccl" in dist.get_backend_config(group)
+    return type(group._get_backend(torch.device("cuda"))).__name__ if on_nccl else ""
+
+
+def device_of_messages() -> torch.device:
+    """Return this rank's GPU if the default group is on NCCL, else the CPU."""
+    return torch.device(f"cuda:{torch.cuda.current_device()}" if nccl_class() else "cpu")
 
 
 def order_launches() -> None:
@@ -56,11 +71,7 @@ def launch_order_is_open() -> bool:
 
 
 def check_launch_order(model: DistributedDataParallel, plan: Plan, topology: Topology) -> None:
-    """Check that NCCL orders its operations, if the plan needs that for this model.
-
-    Raises:
-        PlanError: it does not.
-    """
+    """Raise PlanError if the plan may deadlock for this model, as nothing orders operations."""
     if model.device_type != "cuda" or not launch_order_is_open():
         return
     hazard = _hazard(model, plan, topology)
@@ -69,11 +80,7 @@ def check_launch_order(model: DistributedDataParallel, plan: Plan, topology: Top
 
 
 def check_launch_order_of_fsdp2() -> None:
-    """Check the same for FSDP2, which reduce-scatters and gathers while the plan communicates.
-
-    Raises:
-        PlanError: it does not.
-    """
+    """Check the same for FSDP2, which reduce-scatters and gathers while the plan communicates."""
     if launch_order_is_open():
         raise _unordered(
             "model: FSDP2 communicates in backward at the same time as the plan",
@@ -82,16 +89,12 @@ def check_launch_order_of_fsdp2() -> None:
 
 
 def _unordered(problem: str, instead: str) -> PlanError:
-    version = torch.cuda.nccl.version()
+    version, where = torch.cuda.nccl.version(), ""
+    valid = f"{VARIABLE}=1 in the environment of every rank before init_process_group"
     if version[:2] < _FIRST_VERSION:
-        return PlanError(
-            f"{problem}, which can deadlock in NCCL {'.'.join(map(str, version))}; "
-            f"valid: NCCL 2.26 or later with {VARIABLE}=1, or {instead}"
-        )
-    return PlanError(
-        f"{problem}, which can deadlock; valid: {VARIABLE}=1 in the environment of every rank "
-        f"before init_process_group, or {instead}"
-    )
+        where = f" in NCCL {'.'.join(map(str, version))}"
+        valid = f"NCCL 2.26 or later with {VARIABLE}=1"
+    return PlanError(f"{problem}, which can deadlock{where}; valid: {valid}, or {instead}")
 
 
 def _hazard(
@@ -106,23 +109,17 @@ def _hazard(
                 "a plan without chunk_bytes",
             )
     own = [rule.algorithm for rule in plan.rules if not rule.is_plain]
-    if not own or topology.world_size == 1:
-        return None
-    instead = "ring without a wire dtype for every size"
-    for name, module in model.module.named_modules():
-        if isinstance(module, torch.nn.SyncBatchNorm) or getattr(module, "process_group", None):
-            return (
-                f"algorithm: {own[0]} communicates in backward at the same time as {name} of the "
-                "model",
-                instead,
-            )
+    beside = [
+        f"{name} of the model"
+        for name, module in model.module.named_modules()
+        if isinstance(module, torch.nn.SyncBatchNorm) or getattr(module, "process_group", None)
+    ]
     if model.find_unused_parameters and not model.static_graph:
-        return (
-            f"algorithm: {own[0]} communicates in backward at the same time as DDP with "
-            "find_unused_parameters",
-            instead,
-        )
-    return None
+        beside.append("DDP with find_unused_parameters")
+    if not (own and beside) or topology.world_size == 1:
+        return None
+    problem = f"{own[0]} communicates in backward at the same time as {beside[0]}"
+    return f"algorithm: {problem}", "ring without a wire dtype for every size"
 
 
 def _has_two_levels(rule: Rule, topology: Topology) -> bool:

@@ -1,14 +1,14 @@
 """Memory that the ranks of a node share, for the phases of an all-reduce inside the node on gloo.
 
 gloo sends between two processes of one machine over TCP, which copies every byte into the kernel
-and out again, in pieces of the network's packets. Here each rank writes to memory that the others
-read. Only signals still go through gloo: an all-reduce of one number says that all ranks have
-reached a point. A rank that has died, or is late, is therefore noticed as in any other collective.
+and out again. Here each rank writes to memory that the others read. Only signals still go through
+gloo: an all-reduce of one number says that all ranks have reached a point. A rank that has died, or
+is late, is therefore noticed as in any other collective.
 
-The memory has no name (``memfd_create``, Linux): it never appears in ``/dev/shm``, is not bound by
-the size of that file system, and is freed by the kernel when the last of the ranks has ended, even
-by SIGKILL. Ranks pass its file descriptor over a Unix socket, which only processes on the same
-machine can reach; ranks that cannot are not on one node, and use gloo's own messages.
+The memory has no name (``memfd_create``, Linux): it is freed by the kernel when the last of the
+ranks has ended, even by SIGKILL. Ranks open it by the process and descriptor of the first rank of
+the node, in ``/proc``; ranks that cannot are not on one machine (or in containers with processes of
+their own, or of different users), and use messages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-import socket
-import struct
 import sys
 from collections import defaultdict
 from typing import Any
@@ -36,19 +34,14 @@ IN_FLIGHT = 4
 LARGEST_BYTES = 8 * 2**20
 
 _SPACE_BYTES = 2**40  # address range of the file; only pages that are written take memory
-_CREDENTIALS = struct.Struct("3i")  # process, user and group of a socket's other end
-_CONNECT_SECONDS = 60.0
+_NAME = "largebatch"
 
 
 class NodeMemory:
     """The shared memory of one node: windows with one part per rank and one for the result.
 
-    All ranks of the node take the windows in the same order, and use at most :data:`IN_FLIGHT` at
-    a time; they end their use of each in that order, too.
-
-    Attributes:
-        rank: rank of this process within its node.
-        size: number of ranks on the node.
+    All ranks of the node take the windows in the same order, and use at most :data:`IN_FLIGHT` at a
+    time; they end their use of each in that order, too.
     """
 
     def __init__(self, file: int, filled: ProcessGroup | None, summed: ProcessGroup | None) -> None:
@@ -118,14 +111,9 @@ class Window:
 def connect(filled: ProcessGroup | None, summed: ProcessGroup | None) -> NodeMemory | None:
     """Share memory among the ranks of each node of a job on gloo; every rank must call it.
 
-    Args:
-        filled: group of this rank's node; None if it is the only one there.
-        summed: another group of the same ranks. Signals of different kinds take different groups,
-            because their order differs from rank to rank.
-
-    Returns:
-        The memory; None on all ranks if any node cannot share memory: what crosses between nodes
-        must be cut in the same way on every node.
+    None on all ranks if any node cannot: what crosses between nodes must be cut in the same way on
+    every node. The second group has the ranks of the first, those of this node: signals of two
+    kinds take two groups, because their order differs from rank to rank.
     """
     file = _new_file() if filled is None else _share_file(filled)
     able = torch.tensor([file is not None], dtype=torch.int32)
@@ -140,57 +128,29 @@ def connect(filled: ProcessGroup | None, summed: ProcessGroup | None) -> NodeMem
 
 def _share_file(group: ProcessGroup) -> int | None:
     """Make a file in memory and open it on all ranks of a group; None if a rank cannot."""
-    with socket.socket(socket.AF_UNIX) as mine:
-        mine.settimeout(_CONNECT_SECONDS)
-        file = None
-        if dist.get_rank(group) == 0 and _listen(mine):
-            file = _new_file()
-        address = [mine.getsockname() if file is not None else None]
-        dist.broadcast_object_list(address, group=group, group_src=0)
-        able = address[0] is not None and (file is not None or _reaches(mine, address[0]))
-        all_able = torch.tensor([able], dtype=torch.int32)
-        dist.all_reduce(all_able, dist.ReduceOp.MIN, group=group)
-        if not all_able:
-            if file is not None:
-                os.close(file)
-            return None
-        if file is None:
-            return _received(mine)
-        try:
-            _serve(mine, file, dist.get_world_size(group) - 1)
-        except OSError:  # whoever did not get the file says so to all nodes
-            os.close(file)
-            return None
-        return file
+    file = _new_file() if dist.get_rank(group) == 0 else None
+    told: list[Any] = [None]
+    if file is not None:
+        token = secrets.token_bytes(16)
+        os.pwrite(file, token, 0)
+        told = [(os.getpid(), file, token)]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    return file if file is not None or told[0] is None else _opened(*told[0])
 
 
-def _received(mine: socket.socket) -> int | None:
-    """Receive the file; None if the serving rank has closed its end, or does not answer."""
+def _opened(process: int, number: int, token: bytes) -> int | None:
+    """Open a file of another process; None if that is not on this machine, or of another user."""
+    path = f"/proc/{process}/fd/{number}"
     try:
-        files = socket.recv_fds(mine, 1, 1)[1]
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
+            return None
+        file = os.open(path, os.O_RDWR)
     except OSError:
         return None
-    return files[0] if files else None
-
-
-def _serve(mine: socket.socket, file: int, ranks: int) -> None:
-    """Send the file to that many ranks."""
-    while ranks:
-        other, _ = mine.accept()
-        with other:
-            if _user_of(other) == os.geteuid():
-                socket.send_fds(other, [b"m"], [file])
-                ranks -= 1
-
-
-def _listen(mine: socket.socket) -> bool:
-    """Listen at an abstract address, which is no file; return whether the system has these."""
-    try:
-        mine.bind(b"\0largebatch-" + secrets.token_hex(16).encode())
-        mine.listen(1024)
-    except OSError:
-        return False
-    return True
+    if os.pread(file, len(token), 0) == token:
+        return file
+    os.close(file)
+    return None
 
 
 def _new_file() -> int | None:
@@ -198,7 +158,7 @@ def _new_file() -> int | None:
     if not sys.platform.startswith("linux"):
         return None
     try:
-        file = os.memfd_create("largebatch")
+        file = os.memfd_create(_NAME)
     except OSError:
         return None
     try:
@@ -207,17 +167,3 @@ def _new_file() -> int | None:
         os.close(file)
         return None
     return file
-
-
-def _reaches(mine: socket.socket, address: bytes) -> bool:
-    """Whether the listening rank is on this machine, in the same network, with the same user."""
-    try:
-        mine.connect(address)
-    except OSError:
-        return False
-    return _user_of(mine) == os.geteuid()
-
-
-def _user_of(connected: socket.socket) -> int:
-    option = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(option)[1])

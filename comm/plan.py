@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -67,50 +68,32 @@ class Rule:
             raise PlanError(
                 f"algorithm: unknown value {self.algorithm!r}; valid: {', '.join(ALGORITHMS)}"
             )
-        if self.max_bytes is not None and not _is_positive(self.max_bytes):
-            raise PlanError(
-                f"max_bytes: {self.max_bytes!r} is not a positive integer; valid: bytes, or null"
-            )
-        if self.wire_dtype is not None and self.wire_dtype not in [*WIRE_DTYPES]:
-            raise PlanError(
-                f"wire_dtype: unknown value {self.wire_dtype!r}; "
-                f"valid: {', '.join(WIRE_DTYPES)}, null"
-            )
-        if self.chunk_bytes is not None:
-            if not _is_positive(self.chunk_bytes):
+        for key, dtypes in (("wire_dtype", WIRE_DTYPES), ("sum_dtype", SUM_DTYPES)):
+            value = getattr(self, key)
+            if value is not None and value not in [*dtypes]:
+                raise PlanError(f"{key}: unknown value {value!r}; valid: {', '.join(dtypes)}, null")
+        for key in ("max_bytes", "chunk_bytes"):
+            value = getattr(self, key)
+            if value is not None and not _is_positive(value):
                 raise PlanError(
-                    f"chunk_bytes: {self.chunk_bytes!r} is not a positive integer; "
-                    "valid: bytes, or null"
-                )
-            phased = [name for name, one in ALGORITHMS.items() if isinstance(one, Phased)]
-            if self.algorithm not in phased:
-                raise PlanError(
-                    f"chunk_bytes: algorithm {self.algorithm} has no phases to overlap; "
-                    f"valid with: {', '.join(phased)}"
+                    f"{key}: {value!r} is not a positive integer; valid: bytes, or null"
                 )
         if self.shape is not None:
-            sides = self.shape if isinstance(self.shape, (list, tuple)) else ()
-            if len(sides) != 2 or not all(_is_positive(side) for side in sides):
+            if not (_are_positive(self.shape) and len(self.shape) == 2):
                 raise PlanError(
                     f"shape: {self.shape!r} is not a grid; valid: [X, Y], two positive integers, "
                     "or null"
                 )
-            if self.algorithm != "torus":
+            object.__setattr__(self, "shape", tuple(self.shape))
+        for key, kind, problem in (
+            ("chunk_bytes", Phased, "has no phases to overlap"),
+            ("shape", Torus, "has no shape"),
+            ("sum_dtype", TwoLevel, "sums where it cannot be chosen"),
+        ):
+            able = [name for name, one in ALGORITHMS.items() if isinstance(one, kind)]
+            if getattr(self, key) is not None and self.algorithm not in able:
                 raise PlanError(
-                    f"shape: algorithm {self.algorithm} has no shape; valid with: torus"
-                )
-            object.__setattr__(self, "shape", tuple(sides))
-        if self.sum_dtype is not None:
-            if self.sum_dtype not in [*SUM_DTYPES]:
-                raise PlanError(
-                    f"sum_dtype: unknown value {self.sum_dtype!r}; "
-                    f"valid: {', '.join(SUM_DTYPES)}, null"
-                )
-            two_level = [name for name, one in ALGORITHMS.items() if isinstance(one, TwoLevel)]
-            if self.algorithm not in two_level:
-                raise PlanError(
-                    f"sum_dtype: algorithm {self.algorithm} sums where it cannot be chosen; "
-                    f"valid with: {', '.join(two_level)}"
+                    f"{key}: algorithm {self.algorithm} {problem}; valid with: {', '.join(able)}"
                 )
 
     @property
@@ -163,13 +146,12 @@ class Plan:
                 "integer; valid: bytes"
             )
         if self.segments is not None:
-            sizes = self.segments if isinstance(self.segments, (list, tuple)) else ()
-            if not sizes or not all(_is_positive(size) for size in sizes):
+            if not _are_positive(self.segments):
                 raise PlanError(
                     f"segments: {self.segments!r} is not a list of sizes; "
                     "valid: positive integers, in bytes, or null"
                 )
-            object.__setattr__(self, "segments", tuple(sizes))
+            object.__setattr__(self, "segments", tuple(self.segments))
 
     @classmethod
     def single(
@@ -181,6 +163,11 @@ class Plan:
     ) -> Plan:
         """Create a plan that uses one algorithm for every size."""
         return cls((Rule(algorithm, None, wire_dtype),), fusion_threshold_bytes)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Plan:
+        """Create a plan from what ``asdict`` made of one."""
+        return cls(**{**content, "rules": tuple(Rule(**rule) for rule in content["rules"])})
 
     def rule_for(self, size_bytes: int) -> Rule:
         """Return the rule for a message of ``size_bytes`` (in the gradients' dtype)."""
@@ -278,10 +265,11 @@ class Plan:
             version = content.pop("version")
             if version != _VERSION:
                 raise PlanError(f"version: unknown value {version!r}; valid: {_VERSION}")
-            rules = content.pop("rules")
-            if not isinstance(rules, list):
+            if not isinstance(rules := content["rules"], list):
                 raise PlanError(f"rules: {rules!r} is not a list; valid: a list of rules")
-            return cls(tuple(Rule(**_checked(rule, "rule", (), Rule)) for rule in rules), **content)
+            return cls.of(
+                {**content, "rules": [_checked(rule, "rule", (), Rule) for rule in rules]}
+            )
         except OSError as error:
             raise PlanError(f"plan {path}: {error.strerror}") from error
         except ValueError as error:  # PlanError and JSONDecodeError are ValueErrors
@@ -290,6 +278,10 @@ class Plan:
 
 def _is_positive(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def _are_positive(numbers: Any) -> bool:
+    return isinstance(numbers, (list, tuple)) and bool(numbers) and all(map(_is_positive, numbers))
 
 
 def _checked(content: Any, what: str, more: tuple[str, ...], kind: type[Any]) -> dict[str, Any]:

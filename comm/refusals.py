@@ -27,11 +27,7 @@ _PYTHON_REDUCER = (
 
 
 def require_ddp(model: nn.Module) -> DistributedDataParallel:
-    """Return the DDP model, which may be compiled.
-
-    Raises:
-        PlanError: it is none; the message says what to use.
-    """
+    """Return the DDP model, which may be compiled; refuse any other, and say what to use."""
     ddp = getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(ddp, DistributedDataParallel):
         return ddp
@@ -49,11 +45,7 @@ def require_ddp(model: nn.Module) -> DistributedDataParallel:
 
 
 def check_model(model: DistributedDataParallel, topology: Topology) -> None:
-    """Check that DDP gives buckets to its hooks, and that it spans the ranks of the topology.
-
-    Raises:
-        PlanError: it does not.
-    """
+    """Check that DDP gives buckets to its hooks, and that it spans the ranks of the topology."""
     if model._use_python_reducer:
         raise PlanError(_PYTHON_REDUCER)
     ranks = dist.get_process_group_ranks(model.process_group)
@@ -65,11 +57,7 @@ def check_model(model: DistributedDataParallel, topology: Topology) -> None:
 
 
 def check_bucket(bucket: Any) -> None:
-    """Check that a hook was called by DDP.
-
-    Raises:
-        PlanError: it was called with a gradient, by torch's Python reducer or by FSDP1.
-    """
+    """Refuse a gradient in place of a bucket, as torch's Python reducer and FSDP1 call a hook."""
     if isinstance(bucket, tuple):
         raise PlanError(_PYTHON_REDUCER)
     if isinstance(bucket, Tensor):
@@ -77,13 +65,10 @@ def check_bucket(bucket: Any) -> None:
 
 
 def check_join(model: DistributedDataParallel) -> None:
-    """Check that DDP does not expect gradients divided by a number of ranks that changes.
+    """Refuse ``join`` where DDP expects gradients divided by a number of ranks that changes.
 
     DDP without a hook divides by the number of ranks that still have inputs. It does not tell a
     hook that number, and a mean over all ranks would be too small.
-
-    Raises:
-        PlanError: it does.
     """
     config = model._join_config
     if not config.enable or config.throw_on_early_termination:
@@ -96,11 +81,7 @@ def check_join(model: DistributedDataParallel) -> None:
 
 
 def check_one_model(models: Sequence[DistributedDataParallel]) -> None:
-    """Check that the models of one state are one model, which may be wrapped several times.
-
-    Raises:
-        PlanError: two of them have no parameter in common.
-    """
+    """Refuse models of one state that have no common parameter, as wrappers of one model have."""
     for one, other in combinations(models, 2):
         if not _have_common_parameters(one, other):
             names = " and ".join(type(model.module).__name__ for model in (one, other))
@@ -111,11 +92,9 @@ def check_one_model(models: Sequence[DistributedDataParallel]) -> None:
 
 
 def models_of(state: object) -> list[DistributedDataParallel]:
-    """Return the models that a hook's state is registered with.
+    """Return the models that a hook's state is registered with, in the first bucket of a model.
 
-    DDP tells its hook nothing of the model, and nothing in the model's way of calling it leads
-    there, so this looks through all objects of the process. It is for the first bucket of a model
-    only.
+    DDP tells its hook nothing of the model, so this looks through all objects of the process.
     """
     models = _registered_with(state)
     if all(_have_common_parameters(models[0], other) for other in models[1:]):

@@ -1,21 +1,45 @@
-"""The layout of ranks on nodes, and the process groups within nodes, across nodes and on grids."""
+"""The layout of ranks on nodes, and the process groups within nodes, across nodes and on grids.
+
+torchrun, ``srun`` and ``mpirun`` set different variables, and ``mp.spawn`` none: host names are
+left then. A variable may be inherited from a shell on another node, as ``SLURM_NODEID`` from that
+of a batch script, so a numbering that puts two hosts into one node is not believed.
+
+Where the default group is bound to a device, as eager initialization on NCCL does,
+``torch.distributed.new_group`` is one ``ncclCommSplit`` of all ranks for each group
+(``_new_process_group_helper`` in torch's distributed_c10d.py): 256 nodes of 8 GPUs would take 264
+such steps, one after the other. ``split_group`` makes all groups of a partition in one.
+
+``new_group(use_local_synchronization=True)``, which only members call, is not used: it derives the
+name of a group from a number that ranks count on their own, and ranks that once made different
+groups would wait for each other under different names (torch 2.13, ``_hash_ranks_to_str``).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import os
+import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
+from itertools import accumulate, groupby
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from .node_memory import NodeMemory, connect
-from .nodes import Place, find_nodes
-from .process_groups import group_of_rank
 
 _logger = logging.getLogger(__name__)
+
+#: Numberings of the nodes, in the order in which they are tried.
+_NUMBERINGS = ("GROUP_RANK", "SLURM_NODEID")
+_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+_HOST = "host names"
+
+#: What a process knows of its node: host name and variables.
+Place = dict[str, str | None]
 
 
 class TopologyError(ValueError):
@@ -31,9 +55,8 @@ class Topology:
         rank: global rank of this process.
         timeout: time after which a collective in one of :attr:`groups` fails; None is that of the
             default group.
-        source: what :meth:`from_environment` found the nodes by: ``"ranks_per_node"``,
-            ``"GROUP_RANK"``, ``"SLURM_NODEID"``, ``"OMPI_COMM_WORLD_LOCAL_RANK"`` or
-            ``"host names"``; ``"given"`` if they were given.
+        source: what :meth:`from_environment` found the nodes by: ``"ranks_per_node"``, a name of a
+            variable, or ``"host names"``; ``"given"`` if they were given.
         shared_memory: whether, on gloo, ranks of a node may pass data through memory that they
             share, if every node is a single machine with Linux. The algorithms with phases,
             ``hierarchical``, ``leader`` and ``torus`` with nodes as rows, then do so.
@@ -84,9 +107,7 @@ class Topology:
                 ``SLURM_NODEID``, or else machines of the same host name. Where host names repeat on
                 several machines, ``OMPI_COMM_WORLD_LOCAL_RANK`` of Open MPI's ``mpirun`` tells them
                 apart.
-            timeout: time after which a collective in one of :attr:`groups` fails; None is that of
-                the default group.
-            shared_memory: see :class:`Topology`.
+            timeout, shared_memory: see :class:`Topology`.
 
         Raises:
             TopologyError: the world size is not a multiple of ``ranks_per_node``, or ranks gave
@@ -95,8 +116,9 @@ class Topology:
         if not dist.is_initialized():
             return cls.of(1, ranks_per_node or 1)
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        everyone: list[tuple[int | None, Place]] = [(None, Place())] * world_size
-        dist.all_gather_object(everyone, (ranks_per_node, Place()))
+        mine = ranks_per_node, this_place()
+        everyone = [mine] * world_size
+        dist.all_gather_object(everyone, mine)
         for other, (asked, _) in enumerate(everyone):
             if asked != everyone[0][0]:
                 raise TopologyError(
@@ -114,9 +136,7 @@ class Topology:
 
     @classmethod
     def of_job(cls, given: Topology | None = None) -> Topology:
-        """Return a copy of ``given`` for this rank; :meth:`from_environment` if it is None.
-
-        Its process groups and memory are its own. Every rank must call it.
+        """Return a copy of ``given``, or :meth:`from_environment`, with process groups of its own.
 
         Raises:
             TopologyError: there is no process group yet, or it has other ranks than ``given``.
@@ -220,11 +240,9 @@ class Topology:
         """
         rows = self.rows(shape)
         if rows == self.nodes:
-            return Grid(self.groups.intra, self.groups.inter)
+            return self.groups.lines
         if shape not in self._grids:
-            row = group_of_rank(rows, self.timeout)
-            column = group_of_rank(zip(*rows, strict=True), self.timeout)
-            self._grids[shape] = Grid(row, column)
+            self._grids[shape] = Grid.of(rows, self.timeout)
         return self._grids[shape]
 
     @cached_property
@@ -235,11 +253,10 @@ class Topology:
 class Groups:
     """The process groups of one rank; None stands for a group of this rank alone.
 
-    They are made on first use, so every rank must make that use: :attr:`intra` and :attr:`inter`
-    together, and :attr:`world` and :attr:`memory`, which not all algorithms need, on their own.
-
-    None of them is the default group, even if it has the same ranks: collectives in one group must
-    start in the same order on all ranks, and those in these groups may run on a separate thread.
+    They are made on first use, which every rank must make: :attr:`intra` and :attr:`inter` in one,
+    :attr:`world` and :attr:`memory` on their own. None is the default group, even if it has the
+    same ranks: collectives in one group must start in the same order on all ranks, and those in
+    these groups may run on a separate thread.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -248,12 +265,12 @@ class Groups:
     @property
     def intra(self) -> ProcessGroup | None:
         """The ranks of the same node."""
-        return self._lines[0]
+        return self.lines.row
 
     @property
     def inter(self) -> ProcessGroup | None:
         """The ranks with the same local rank, one on each node."""
-        return self._lines[1]
+        return self.lines.column
 
     @cached_property
     def world(self) -> ProcessGroup | None:
@@ -271,14 +288,9 @@ class Groups:
         return connect(self.intra, group_of_rank(topology.nodes, topology.timeout))
 
     @cached_property
-    def _lines(self) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-        nodes, timeout = self._topology.nodes, self._topology.timeout
-        intra = group_of_rank(nodes, timeout)
-        across = [
-            [node[index] for node in nodes if index < len(node)]
-            for index in range(max(len(node) for node in nodes))
-        ]
-        return intra, group_of_rank(across, timeout)
+    def lines(self) -> Grid:
+        """Both of these."""
+        return Grid.of(self._topology.nodes, self._topology.timeout)
 
 
 @dataclass(frozen=True)
@@ -292,3 +304,96 @@ class Grid:
 
     row: ProcessGroup | None
     column: ProcessGroup | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], timeout: timedelta | None) -> Grid:
+        """Make the groups of rows, which may differ in length; every rank must call it."""
+        columns = [[row[i] for row in rows if i < len(row)] for i in range(max(map(len, rows)))]
+        return cls(group_of_rank(rows, timeout), group_of_rank(columns, timeout))
+
+
+def this_place() -> Place:
+    """Return what this process knows of its node; a variable that is not set is None."""
+    variables = {name: os.environ.get(name) or None for name in (*_NUMBERINGS, _LOCAL_RANK)}
+    return {_HOST: socket.gethostname(), **variables}
+
+
+def find_nodes(places: Sequence[Place]) -> tuple[tuple[tuple[int, ...], ...], str]:
+    """Return the ranks of each node, nodes in the order of their first ranks, and the source."""
+    hosts, local_ranks, *numberings = (
+        [place[name] for place in places] for name in (_HOST, _LOCAL_RANK, *_NUMBERINGS)
+    )
+    for name, numbers in zip(_NUMBERINGS, numberings, strict=True):
+        if None not in numbers and len({*numbers}) == len({*zip(numbers, hosts, strict=True)}):
+            return _grouped(numbers), name
+    if None not in local_ranks and len({*zip(hosts, local_ranks, strict=True)}) < len(places):
+        nodes = _runs(local_ranks)  # several machines have one name, such as localhost
+        if nodes is not None:
+            return _grouped(nodes), _LOCAL_RANK
+    return _grouped(hosts), _HOST
+
+
+def _runs(local_ranks: Sequence[str | None]) -> list[int] | None:
+    """Return the node of each rank if ranks are mapped node by node, so that each counts from 0."""
+    nodes = [*accumulate(int(local_rank == "0") for local_rank in local_ranks)]
+    counted = [str(index) for _, run in groupby(nodes) for index, _ in enumerate(run)]
+    return nodes if [*local_ranks] == counted else None  # None as by ``--map-by node``
+
+
+def _grouped(labels: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    members: dict[object, list[int]] = {label: [] for label in labels}
+    for rank, label in enumerate(labels):
+        members[label].append(rank)
+    return tuple(map(tuple, members.values()))
+
+
+def group_of_rank(
+    parts: Iterable[Iterable[int]], timeout: timedelta | None = None
+) -> ProcessGroup | None:
+    """Make a process group of each part of the ranks, and return the one that holds this rank.
+
+    Every rank must call it with the same parts, none of which overlap.
+
+    Args:
+        parts: global ranks of each part; a group has them in ascending order.
+        timeout: see :class:`Topology`.
+
+    Returns:
+        The group; None if this rank's part has no other rank, or it is in none.
+    """
+    members = [sorted(part) for part in parts]
+    if all(len(part) == 1 for part in members):
+        return None
+    if timeout is None:
+        timeout = _default_timeout()
+    if _splits():
+        # A rank on its own is split off as well: torch before 2.15 names a group by the number of
+        # groups that this rank is in, and ends them in the order of their names on every rank.
+        others = set(range(dist.get_world_size())).difference(*members)
+        members += [[rank] for rank in sorted(others)]
+        group: Any = dist.split_group(split_ranks=members, timeout=timeout)
+        return group if dist.get_world_size(group) > 1 else None
+    own = None
+    for part in members:
+        if len(part) > 1:
+            group = dist.new_group(part, timeout=timeout)
+            own = group if dist.get_rank() in part else own
+    return own
+
+
+def _default_timeout() -> timedelta | None:
+    """Return the timeout of the default group, which torch does not give to new groups."""
+    group = dist.distributed_c10d._get_default_group()
+    # torch has no public way to read it. It is the same for all devices of a group.
+    backend: Any = group._get_backend(group._device_types[0])
+    timeout: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+    return timeout
+
+
+def _splits() -> bool:
+    """Whether torch would make each group by a split of the default group, on all ranks."""
+    group = dist.distributed_c10d._get_default_group()
+    device = group.bound_device_id
+    if device is None or device.type == "cpu":  # split_group needs an accelerator before torch 2.15
+        return False
+    return bool(group._get_backend(device).supports_splitting)

@@ -66,10 +66,8 @@ class Tally:
     ) -> None:
         """Count a step in which rank ``senders[i]`` sends ``size_bytes[i]`` to ``receivers[i]``.
 
-        Args:
-            times: number of repetitions of the step.
-            inter_messages: number of repetitions in which a chunk that is passed from rank to rank
-                crosses between nodes. By default all, if any message crosses, otherwise 0.
+        It is repeated ``times``. ``inter_messages`` of these pass a chunk from node to node; by
+        default all, if any message crosses, otherwise none.
         """
         source, target = self._node[np.asarray(senders)], self._node[np.asarray(receivers)]
         sizes = np.broadcast_to(np.asarray(size_bytes, dtype=float), source.shape)
@@ -89,12 +87,10 @@ class Tally:
         self._totals[1] += times * float(sizes[crosses].sum())
 
     def rings(self, groups: Sequence[Sequence[int]], size_bytes: float, *, passes: int = 2) -> None:
-        """Count simultaneous rings of ``size_bytes`` in groups of equal size.
+        """Count simultaneous rings in groups of equal size, each with two passes for an all-reduce.
 
-        Args:
-            passes: 2 for an all-reduce, 1 for an all-gather. Each pass has p - 1 transfers; in a
-                group that spans k nodes, a chunk crosses between nodes in k - 1 of them, as in
-                NCCL's tuning model.
+        Each pass has p - 1 transfers; in a group that spans k nodes, a chunk crosses between nodes
+        in k - 1 of them, as in NCCL's tuning model.
         """
         p = len(groups[0])
         if p == 1:

@@ -37,7 +37,7 @@ ORDER = {
         "underflow",
     ),
     "comm": (
-        "names failure nodes process_groups collectives fusion ranges",
+        "names failure collectives fusion ranges",
         "node_memory",
         "topology",
         "traffic",
@@ -45,9 +45,8 @@ ORDER = {
         "plan",
         "execute launch_order refusals",
         "averaging",
-        "model",
+        "model fsdp2 hook",
         "tuning",
-        "fsdp2 hook",
     ),
     "pipeline": (
         "errors progress order",

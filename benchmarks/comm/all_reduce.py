@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import tables
 from benchmarks.comm.cluster import Cluster
 from benchmarks.comm.network import missing
-from largebatch.comm.tuning.race import from_json
+from largebatch.comm import Final
 from largebatch.recipes.tune.all_reduce import describe_race
 
 RESULTS = tables.RESULTS
@@ -194,9 +194,9 @@ def races(cases: list[Case]) -> str:
     """Return the races that ended tuning."""
     blocks = []
     for case in cases:
-        final = from_json(case["race"])
-        if final is not None:
-            lines = [f"{title(case)}:", "", "```text", *describe_race(final), "```"]
+        if case["race"] is not None:
+            race = describe_race(Final.of(case["race"]))
+            lines = [f"{title(case)}:", "", "```text", *race, "```"]
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

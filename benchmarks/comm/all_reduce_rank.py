@@ -29,7 +29,6 @@ from torch import Tensor
 from benchmarks.comm.all_reduce import Job
 from largebatch import comm
 from largebatch.comm import ALGORITHMS, Plan, PlanError, Rule, Topology, TopologyError
-from largebatch.comm.tuning.race import to_json
 
 #: Largest share of the time of all processors that other processes may use during a repeat.
 FOREIGN_SHARE = 0.1
@@ -238,7 +237,7 @@ def main() -> None:
             "gradients": len(gradient_sizes()),
             "bytes": 4 * sum(gradient_sizes()),
             "plan": asdict(plan),
-            "race": to_json(tuned.final),
+            "race": tuned.final and asdict(tuned.final),
             "bucket_bytes": [4 * size for size in bucket_sizes(plan.bucket_limits)],
             "left_out_seconds": left_out,
             "contenders": {c.name: c.repeats for c in entrants},

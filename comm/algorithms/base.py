@@ -50,8 +50,8 @@ class Phased(ABC):
     def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
         """Return how many of a message's elements each rank of this node sums and sends across.
 
-        None if the phases do not consist of a sum within nodes, an all-reduce across nodes and a
-        copy within nodes, so that memory that the ranks of a node share cannot replace messages.
+        None if its phases are no sum in nodes, all-reduce across and copy in nodes, which memory
+        that the ranks of a node share can replace.
         """
         return None
 

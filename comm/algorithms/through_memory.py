@@ -28,14 +28,10 @@ def phases(
     shares: Sequence[int],
     across: ProcessGroup | None,
 ) -> Iterator[Pending]:
-    """Sum ``tensor`` over all ranks in place, in three phases; see :class:`Phased`.
+    """Sum ``tensor`` (1-d, CPU) over all ranks in place, in three phases; see :class:`Phased`.
 
-    Args:
-        tensor: 1-d, contiguous, on the CPU.
-        dtype: dtype in which it is written to the memory and sent across nodes. Half precision is
-            summed in FP32 inside the node and rounded once.
-        shares: number of elements that each rank of the node sums.
-        across: group of the ranks that have this rank's share on other nodes.
+    It is written to the memory and sent across nodes in ``dtype``; half precision is summed in FP32
+    inside the node and rounded once. ``shares`` are the elements that each rank of the node sums.
     """
     ends = [sum(shares[: rank + 1]) for rank in range(memory.size)]
     own = slice(ends[memory.rank] - shares[memory.rank], ends[memory.rank])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from .. import collectives
 from ..collectives import Pending
@@ -23,25 +22,33 @@ from .base import Phased
 class TwoLevel(Phased):
     """What the hierarchical all-reduce and the torus share.
 
-    Attributes:
-        fp32_sums: sum half precision in FP32 on any back end, and round only what is sent: the sum
-            over the row, and the sum of those over the column. The all-reduce in the column is then
-            an all-to-all, a local sum and an all-gather, which sends as many bytes as a ring.
-        mean: with ``fp32_sums``, divide each sum by the number of its terms before it is rounded.
-            The result is the mean, no sum can overflow, and nothing is rounded to a smaller number
-            than the mean over a row.
+    With ``fp32_sums``, half precision is summed in FP32 on any back end, and only what is sent is
+    rounded: the sum over the row, and the sum of those over the column. The all-reduce in the
+    column is then an all-to-all, a local sum and an all-gather, which sends as many bytes as a
+    ring. With ``mean`` too, each sum is divided by the number of its terms before it is rounded:
+    none can overflow, and nothing is rounded to a smaller number than the mean over a row.
     """
 
     fp32_sums: bool = False
     mean: bool = False
 
-    def _run(
-        self,
-        tensor: Tensor,
-        shape: tuple[int, int],
-        row: ProcessGroup | None,
-        column: ProcessGroup | None,
-    ) -> Iterator[Pending]:
+    def _shape(self, topology: Topology) -> tuple[int, int]:
+        return topology.ranks_per_node, len(topology.nodes)
+
+    def check(self, topology: Topology) -> None:
+        _ = topology.ranks_per_node  # raises if nodes differ in size
+
+    def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
+        shape = self._shape(topology)
+        if self.fp32_sums or topology.rows(shape) != topology.nodes:
+            return None  # through messages alone
+        length, longer = divmod(elements, shape[0])
+        return tuple(length + (rank < longer) for rank in range(shape[0]))
+
+    def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
+        shape = self._shape(topology)
+        grid = topology.grid(shape)
+        row, column = grid.row, grid.column
         padding = -tensor.numel() % (shape[0] * shape[1] if self.fp32_sums else shape[0])
         padded = F.pad(tensor, (0, padding)) if padding else tensor
         if self.fp32_sums:
@@ -60,11 +67,6 @@ class TwoLevel(Phased):
             tensor.copy_(padded[: tensor.numel()])
 
 
-def _equal_shares(elements: int, ranks: int) -> tuple[int, ...]:
-    length, longer = divmod(elements, ranks)
-    return tuple(length + (rank < longer) for rank in range(ranks))
-
-
 class Hierarchical(TwoLevel):
     """Reduce-scatter in the node, all-reduce across nodes by all local ranks, all-gather.
 
@@ -78,19 +80,6 @@ class Hierarchical(TwoLevel):
     """
 
     name = "hierarchical"
-
-    def check(self, topology: Topology) -> None:
-        _ = topology.ranks_per_node  # raises if nodes differ in size
-
-    def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
-        groups = topology.groups
-        shape = topology.ranks_per_node, len(topology.nodes)
-        return self._run(tensor, shape, groups.intra, groups.inter)
-
-    def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
-        if self.fp32_sums:  # through messages alone
-            return None
-        return _equal_shares(elements, topology.ranks_per_node)
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         local, nodes = topology.ranks_per_node, len(topology.nodes)
@@ -120,22 +109,11 @@ class Torus(TwoLevel):
     shape: tuple[int, int] | None = None
     name = "torus"
 
+    def _shape(self, topology: Topology) -> tuple[int, int]:
+        return self.shape or super()._shape(topology)
+
     def check(self, topology: Topology) -> None:
-        if self.shape is None:
-            _ = topology.ranks_per_node
-        else:
-            topology.rows(self.shape)
-
-    def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
-        shape = self._shape(topology)
-        grid = topology.grid(shape)
-        return self._run(tensor, shape, grid.row, grid.column)
-
-    def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
-        shape = self._shape(topology)
-        if self.fp32_sums or topology.rows(shape) != topology.nodes:
-            return None
-        return _equal_shares(elements, shape[0])
+        topology.rows(self.shape) if self.shape else super().check(topology)
 
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         rows = topology.rows(self._shape(topology))
@@ -149,6 +127,3 @@ class Torus(TwoLevel):
             tally.rings(columns, share)
         tally.rings(rows, size_bytes, passes=1)
         return tally.traffic()
-
-    def _shape(self, topology: Topology) -> tuple[int, int]:
-        return self.shape or (topology.ranks_per_node, len(topology.nodes))

@@ -1,11 +1,9 @@
 """A store for one attempt of a job, free of keys that an earlier attempt left behind.
 
-torchrun's agents pass the same store to every attempt of a job, and since torch 2.5 nothing
-separates the keys of one attempt from those of the next: after a restart, gloo and NCCL read the
-addresses of processes that have ended, and fail (github.com/pytorch/pytorch/issues/135712). The
+torchrun's agents pass the same store to every attempt of a job: after a restart, gloo and NCCL read
+the addresses of processes that have ended, and fail (github.com/pytorch/pytorch/issues/135712). The
 restart count cannot serve as a prefix, because each agent counts on its own. Here rank 0 generates
-a name for the attempt and passes it to every rank that presents an identifier of its own, which no
-earlier process can have used.
+a name for the attempt and passes it to every rank that presents an identifier of its own.
 """
 
 from __future__ import annotations

@@ -32,31 +32,14 @@ _IN, _TERMINATED, LEFT, _FAILED = "in", "terminated", "left", "failed"
 
 
 class Roll(NamedTuple):
-    """The ranks that are missing, ascending, and what the main threads of the others were doing.
-
-    ``places`` is empty where the missing ranks were known before.
-    """
+    """The missing ranks, and what the main threads of the others do; empty if known before."""
 
     missing: list[int]
     places: dict[int, str]
 
 
 class RollCall:
-    """One rank's side of the roll call: a thread that beats, and a method that calls.
-
-    Args:
-        store: The job's store.
-        rank: This rank.
-        world_size: Number of ranks.
-        is_host: Whether this rank hosts the store.
-
-    Attributes:
-        rank: This rank.
-        store: The job's store; None if this rank no longer beats.
-        has_ended: Whether this rank no longer beats.
-        known: The ranks that are missing by the first verdict.
-        is_naming: Whether an error of this rank names the missing ranks, or is about to.
-    """
+    """One rank's side of the roll call: a thread that beats, and a method that calls."""
 
     def __init__(self, store: Any, rank: int, world_size: int, *, is_host: bool = False) -> None:
         self.rank, self._world_size, self._is_host = rank, world_size, is_host
@@ -84,16 +67,12 @@ class RollCall:
         is_terminated: bool = False,
         is_inquiry: bool = False,
     ) -> Roll | None:
-        """Look for ranks that are missing; None if the store does not answer.
+        """Look for ranks without a beat for ``grace_seconds``; None if the store does not answer.
 
         The first ranks that any rank finds missing are final, so that ranks that end because of
-        them are not named. With ``is_terminated`` or ``is_inquiry``, ranks that have received
-        SIGTERM, have left in good order or have not come yet are not missing.
-
-        Args:
-            grace_seconds: Time without a beat after which a rank is missing.
-            is_terminated: Whether this rank has received SIGTERM.
-            is_inquiry: Whether nothing has failed yet.
+        them are not named. Where this rank has received SIGTERM (``is_terminated``) or nothing has
+        failed yet (``is_inquiry``), ranks that have received SIGTERM, have left in good order or
+        have not come yet are not missing.
         """
         if is_terminated and not self.has_ended:
             self._state = _TERMINATED
@@ -141,12 +120,11 @@ class RollCall:
 
     def _read(self, ranks: Iterable[int]) -> dict[int, list[str]]:
         """Return state, number and place of each rank's last beat; empty if it has not come."""
-        keys = [str(rank) for rank in ranks]
-        here = keys
+        keys = here = [str(rank) for rank in ranks]
         if not self._asking.check(keys):
             here = [key for key in keys if self._asking.check([key])]
-        found = zip(here, self._asking.multi_get(here), strict=True) if here else ()
-        beats = dict.fromkeys(keys, b"  ") | dict(found)
+        found = self._asking.multi_get(here) if here else ()
+        beats = dict.fromkeys(keys, b"  ") | dict(zip(here, found, strict=True))
         return {int(key): beat.decode().split(" ", 2) for key, beat in beats.items()}
 
     def _agree(self, store: Any, missing: Iterable[int] = ()) -> None:
@@ -182,10 +160,10 @@ class RollCall:
         self.store = None
 
     def leave(self) -> None:
-        """Stop beating, in good order, as the process group has been destroyed on this rank.
+        """Stop beating in good order, as the process group has been destroyed on this rank.
 
-        The rank that hosts the store keeps it until the other ranks have left too, but no longer
-        than ``_LEAVING_SECONDS``: torch prints a lost connection of their threads with a backtrace.
+        The rank that hosts the store keeps it for the others, but no longer than
+        ``_LEAVING_SECONDS``: torch prints a lost connection of their threads with a backtrace.
         """
         store, has_left = self.store, self.has_ended
         self.end(LEFT)

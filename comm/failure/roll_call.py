@@ -2,15 +2,12 @@
 
 A back end's error names at best an address ("Connection closed by peer [10.0.0.7]:4242"), and a
 rank that waits for a dead one may only time out. The ranks on which a collective fails call the
-roll instead (:mod:`.roll`), which takes seconds.
+roll instead (:mod:`.roll`), which takes seconds. They do so too, on a thread of its own, when
+torchrun ends the ranks of a node by SIGTERM because one of them has ended.
 
-torchrun ends the ranks of a node by SIGTERM as soon as one of them has ended. The roll is then
-called too, on a thread of its own, since the main thread may be blocked in a collective. A rank
-that has itself received SIGTERM, or has left in good order, is not missing then.
-
-The store must be reachable by all ranks over the network: torch's TCPStore, which torchrun,
-``env://`` and ``tcp://`` use. torchrun's store outlives the ranks. Otherwise rank 0 hosts it, and
-no roll can be called once rank 0 has ended; the error message then says so.
+The store must be torch's TCPStore, which torchrun, ``env://`` and ``tcp://`` use. torchrun's
+outlives the ranks. Otherwise rank 0 hosts it, and no roll can be called once rank 0 has ended; the
+error message then says so.
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import groupby
 
 import torch.distributed as dist
 
 from .roll import GRACE_SECONDS, LEFT, RollCall
 from .sigterm import on_sigterm
-from .words import ranks_named
 
 
 class CollectiveError(RuntimeError):
@@ -112,12 +109,14 @@ def with_missing_ranks(error: RuntimeError) -> RuntimeError:
     return complete
 
 
-def describe_missing_ranks() -> str:
-    """Call the roll and describe the missing ranks; empty if there are none or no call is possible.
+def described_failure(where: str, error: Exception) -> CollectiveError:
+    """Return the error to raise for a failed collective, with the ranks that are missing."""
+    said = [f"{where} failed: {error}", describe_missing_ranks()]
+    return CollectiveError("; ".join(filter(None, said)))
 
-    Takes :data:`GRACE_SECONDS` if ranks are missing. The first verdict that names ranks is final:
-    ranks that fail later, because others ended after the first failure, report the same ranks.
-    """
+
+def describe_missing_ranks() -> str:
+    """Call the roll and describe the missing ranks; empty if there are none, or without a store."""
     try:
         caller = join_roll_call()
     except RuntimeError:  # the store has ended before this rank has joined
@@ -158,6 +157,16 @@ def described(missing: Sequence[int], grace_seconds: float = GRACE_SECONDS) -> s
     if not missing:
         return ""
     return f"{ranks_named(missing)} did not answer within {grace_seconds:g} s (ended or hanging)"
+
+
+def ranks_named(numbers: Sequence[int]) -> str:
+    """Return ascending ranks in words: ``rank 3``, ``ranks 0 and 2``, ``ranks 0 to 6 and 9``."""
+    words: list[str] = []
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        first, *more = (number for _, number in run)
+        words += [f"{first} to {more[-1]}"] if len(more) > 1 else map(str, (first, *more))
+    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"ranks {listed}" if len(numbers) > 1 else f"rank {listed}"
 
 
 _lock = threading.Lock()

@@ -21,10 +21,8 @@ from types import FrameType
 def on_sigterm(note: Callable[[], bool]) -> Iterator[None]:
     """Context manager in which ``note`` is called on a thread of its own when SIGTERM comes.
 
-    What the signal did before stays: a handler in Python runs on the main thread. Where none is set
-    up when the signal comes, the process ends by it, once ``note`` has returned True; if it returns
-    False, the process goes on. Does nothing outside of the main thread, where signals cannot be set
-    up.
+    A handler in Python still runs on the main thread. Where there is none, the process ends by the
+    signal, unless ``note`` returns False. Outside of the main thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -52,10 +50,7 @@ _writing: int | None = None  # the end of the pipe that the interpreter writes t
 
 
 def _stand_in(number: int, frame: FrameType | None) -> None:
-    """Take the place of the default handler, with which the interpreter would not see the signal.
-
-    The thread ends the process.
-    """
+    """Take the place of the default handler, which hides the signal from the interpreter."""
 
 
 def _restore(wakeup: int) -> None:

@@ -1,11 +1,9 @@
 """Notice that a run stands still long before its collectives time out.
 
 The timeout of a collective has to leave room for the longest that a rank may keep the others
-waiting: a checkpoint, an evaluation, a compilation. A dead or suspended rank, or a cut cable, is
-then noticed only after minutes, where a step takes milliseconds. Here each rank watches its own
-steps. If one takes far longer than the last ones did, it calls the roll. A rank that is merely late
-answers, since a thread of its own does that, and nothing is ended; a line says what each rank is
-doing. The process is ended only if a rank gives no sign of life.
+waiting: a checkpoint, an evaluation, a compilation. Here each rank watches its own steps. If one
+takes far longer than the last ones did, it calls the roll. A rank that is merely late answers, and
+a line says what each rank is doing. The process is ended only if a rank gives no sign of life.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from .roll import RollCall
-from .roll_call import described
-from .words import ranks_named
+from .roll_call import described, ranks_named
 
 #: The shortest time after which a step is looked into, in seconds.
 FLOOR_SECONDS = 30.0

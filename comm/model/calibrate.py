@@ -1,10 +1,9 @@
 """Calibration: measured correction factors on the cost model, by rule and message size.
 
-Two numbers per link level cannot express how a back end splits messages, or that the ranks of a
-node share its processors. NCCL's own model multiplies its prediction by a measured factor for each
-power of two of the message size (``treeCorrectionFactor`` in src/graph/tuning.cc). Here the factors
-come from the measurements of ``tune`` and are interpolated over the logarithm of the size. They are
-valid only for the ranks on which they were measured.
+Two numbers per link level cannot express how a back end splits messages. NCCL's own model has a
+measured factor for each power of two of the size (``treeCorrectionFactor`` in src/graph/tuning.cc).
+Here the factors come from the measurements of ``tune``, are interpolated over the logarithm of the
+size, and are valid only for the ranks on which they were measured.
 """
 
 from __future__ import annotations

@@ -48,7 +48,11 @@ def choose(
     chosen: list[Rule] = []
     while len(chosen) < len(sizes):
         start = len(chosen)
-        reach = {rule: _reach(rule, good, start) for rule in good[start]}
+        # Up to which size each rule may be chosen.
+        reach = {
+            rule: next((at for at in range(start, len(sizes)) if rule not in good[at]), len(sizes))
+            for rule in good[start]
+        }
         furthest = max(reach.values())
         span = range(start, furthest)
         # Of the rules that reach furthest, take the fastest by the product of its times.
@@ -76,11 +80,3 @@ def _good(
     if candidates.get(default, math.inf) <= limit:
         return {default: None}
     return {rule: None for rule, seconds in candidates.items() if seconds <= limit}
-
-
-def _reach(rule: Rule, good: list[dict[Rule, None]], start: int) -> int:
-    """Return the end of the run of sizes from ``start`` at which ``rule`` may be chosen."""
-    end = start
-    while end < len(good) and rule in good[end]:
-        end += 1
-    return end

@@ -9,6 +9,7 @@ of beta here, because measurements of whole all-reduces can hardly separate the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -127,9 +128,18 @@ def predict_seconds(
     chunk = rule.chunk_bytes
     if chunk is None or chunk >= size_bytes:
         return _whole(traffic_of(rule, size_bytes, topology), links, nodes)
-    count, rest = divmod(size_bytes, chunk)
-    intra, inter = links.seconds(traffic_of(rule, chunk, topology), nodes)
-    last = max(links.seconds(traffic_of(rule, rest, topology), nodes)) if rest else 0.0
+    return pipelined(
+        size_bytes, chunk, lambda size: links.seconds(traffic_of(rule, size, topology), nodes)
+    )
+
+
+def pipelined(
+    size_bytes: int, chunk_bytes: int, phases: Callable[[int], tuple[float, float]]
+) -> float:
+    """Return the seconds of a pipeline of chunks, whose two phases take ``phases(bytes)``."""
+    count, rest = divmod(size_bytes, chunk_bytes)
+    intra, inter = phases(chunk_bytes)
+    last = max(phases(rest)) if rest else 0.0
     return intra + inter + (count - 1) * max(intra, inter) + last
 
 

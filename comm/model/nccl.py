@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..plan import WIRE_DTYPES, PlanError, Rule
 from ..topology import Topology
-from .cost import Level, Links, predict_seconds, traffic_of
+from .cost import Level, Links, pipelined, predict_seconds, traffic_of
 
 _PROTOCOLS = ("LL", "LL128", "Simple")
 
@@ -41,8 +41,8 @@ _TREE_SHARE = (
 
 #: Time in which the host issues one call of a collective from PyTorch. Assumed.
 HOST_SECONDS = 20e-6
-# A message of a point-to-point algorithm is a send, a receive and an addition.
-_CALLS_PER_MESSAGE = 3
+# Of an algorithm in phases, or of a message: a send, a receive and an addition.
+_CALLS = 3
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,8 @@ class Nccl:
 
         ``ring`` is ``ncclAllReduce``. ``hierarchical``, ``torus`` and ``leader`` are three of
         NCCL's collectives. Others are predicted by the latency-bandwidth model on :attr:`links`,
-        with three calls for each message of the point-to-point algorithms.
-
-        Args:
-            rule: the rule.
-            size_bytes: message size, in the gradients' dtype.
-            topology: layout of the ranks.
-            element_bytes: size of one element of that dtype.
+        with three calls for each message of the point-to-point algorithms. Sizes are those in the
+        gradients' dtype, of ``element_bytes``.
 
         Raises:
             TopologyError: the algorithm does not support this layout.
@@ -180,23 +175,17 @@ class Nccl:
             return self.host_seconds + self.all_reduce(size_bytes, ranks, nodes)
         if rule.algorithm in ("hierarchical", "torus", "leader"):
             return self._in_phases(rule, size_bytes, topology)
-        bare = Rule(rule.algorithm)
-        calls = 3
+        bare, calls = Rule(rule.algorithm), _CALLS
         if rule.algorithm in ("halving-doubling", "parameter-server"):
             traffic = traffic_of(bare, size_bytes, topology)
-            calls = _CALLS_PER_MESSAGE * (traffic.intra_messages + traffic.inter_messages)
+            calls *= traffic.intra_messages + traffic.inter_messages
         return calls * self.host_seconds + predict_seconds(bare, size_bytes, topology, self.links)
 
     def _in_phases(self, rule: Rule, size_bytes: int, topology: Topology) -> float:
         """A rule whose phases inside nodes and between them form a pipeline of chunks."""
-        chunk = min(rule.chunk_bytes or size_bytes, size_bytes)
-        count, rest = divmod(size_bytes, max(1, chunk))
-        intra, inter = self._phases(rule, chunk, topology)
-        seconds = intra + inter + (count - 1) * max(intra, inter)
-        if rest:
-            seconds += max(self._phases(rule, rest, topology))
-        calls = 3 * (count + bool(rest))
-        return seconds + calls * self.host_seconds
+        chunk = max(1, min(rule.chunk_bytes or size_bytes, size_bytes))
+        seconds = pipelined(size_bytes, chunk, lambda size: self._phases(rule, size, topology))
+        return seconds + _CALLS * -(-size_bytes // chunk) * self.host_seconds
 
     def _phases(self, rule: Rule, size_bytes: float, topology: Topology) -> tuple[float, float]:
         """Seconds of the phases inside nodes or rows, and of that between them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -113,18 +112,19 @@ def estimate_profile(
         for key, p in module.named_parameters(recurse=False)
         if p.requires_grad
     }
-    events: list[tuple[str, nn.Module, int]] = []
+    # Backward runs from the last operation to the first, so a gradient is complete when backward
+    # reaches the point at which forward first entered the module that owns the parameter.
+    entered: dict[int, tuple[int, int]] = {}  # operations until then, and how many were before
     from torch.utils.flop_counter import FlopCounterMode  # a slow import, which loads Triton
 
     counter = FlopCounterMode(display=False)
-    handles = []
 
-    def record(what: str, module: nn.Module, *_: object) -> None:
-        events.append((what, module, counter.get_total_flops()))
+    def enter(module: nn.Module, _: object) -> None:
+        place = -counter.get_total_flops(), -len(entered)
+        for parameter in module.parameters(recurse=False):
+            entered.setdefault(id(parameter), place)
 
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(partial(record, "enter")))
-        handles.append(module.register_forward_hook(partial(record, "leave")))
+    handles = [module.register_forward_pre_hook(enter) for module in model.modules()]
     try:
         with counter, torch.no_grad():
             model(*inputs)
@@ -134,25 +134,15 @@ def estimate_profile(
     total = counter.get_total_flops()
     if not owners or not total:
         raise ValueError("the model has no trainable parameters, or no operations that are counted")
-
-    # Backward runs from the last operation to the first, so a gradient is complete when backward
-    # reaches the point at which forward first entered the module that owns the parameter.
     backward_seconds = step_seconds * (1 - FORWARD_SHARE)
-    entered: dict[int, tuple[float, int]] = {}
-    for place, (what, module, flops) in enumerate(events):
-        if what == "enter":
-            for parameter in module.parameters(recurse=False):
-                ready = backward_seconds * (1 - flops / total)
-                entered.setdefault(id(parameter), (ready, -place))
-    never_used = (backward_seconds, 1)
-    order = sorted(owners, key=lambda key: entered.get(key, never_used))
+    never_used = (0, 1)
     gradients = tuple(
         Gradient(
             owners[key][0],
             owners[key][1].numel() * gradient_dtype.itemsize,
-            entered.get(key, never_used)[0],
+            backward_seconds * (1 + entered.get(key, never_used)[0] / total),
         )
-        for key in order
+        for key in sorted(owners, key=lambda key: entered.get(key, never_used))
     )
     return Profile(
         gradients, step_seconds * FORWARD_SHARE, backward_seconds, gradient_dtype.itemsize

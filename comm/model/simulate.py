@@ -64,8 +64,7 @@ class Cluster:
             gpus: number of GPUs.
             gpus_per_node: number of GPUs on each node.
             links: links of both levels; by default those of ``nccl``.
-            nccl: see :attr:`nccl`.
-            straggler_sigma: see :attr:`straggler_sigma`.
+            nccl, straggler_sigma: see :class:`Cluster`.
 
         Raises:
             TopologyError: the GPUs do not fill whole nodes.
@@ -243,8 +242,7 @@ def predict_plan(
 def best_threshold(profile: Profile, cluster: Cluster, rules: tuple[Rule, ...]) -> int:
     """Return the fusion threshold with the shortest simulated step, in bytes.
 
-    DDP's default is kept if it is within 1 % of the best. Small buckets start while backward still
-    runs and leave little work after it; large buckets pay each latency less often.
+    DDP's default is kept if it is within 1 % of the best.
     """
     steps = {
         threshold: simulate(profile, cluster, Plan(rules, threshold)).step_seconds

@@ -1,12 +1,11 @@
 """The time of a training step without communication: a line in the images, and stragglers.
 
-A step of ``n`` images takes ``t0 + n / rate`` on one rank. The first term does not shrink with the
-images: starting kernels, the optimizer's update, kernels too small to fill the GPU. Two batch sizes
-on one node give both terms. A step of ``p`` ranks ends with the slowest: if the ranks' times vary
-independently and normally with a relative standard deviation ``sigma``, the largest of ``p`` is on
-average at most ``1 + sigma * sqrt(2 ln p)`` times the mean. That bound is taken as the prediction,
-and the constants are fitted with it. It is close on many ranks alone: the standard normal maximum
-of 2 is 0.56 on average and its bound 1.18; of 1,024 they are 3.25 and 3.72.
+A step of ``n`` images takes ``t0 + n / rate`` on one rank; the first term does not shrink with the
+images. A step of ``p`` ranks ends with the slowest: if the ranks' times vary independently and
+normally with a relative standard deviation ``sigma``, the largest of ``p`` is on average at most
+``1 + sigma * sqrt(2 ln p)`` times the mean. That bound is taken as the prediction, and the
+constants are fitted with it. It is close on many ranks alone: the standard normal maximum of 2 is
+0.56 on average and its bound 1.18; of 1,024 they are 3.25 and 3.72.
 """
 
 from __future__ import annotations

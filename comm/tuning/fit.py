@@ -28,15 +28,7 @@ Matrix = npt.NDArray[np.float64]
 def non_negative_least_squares(a: Matrix, b: Matrix) -> Matrix:
     """Return the ``x >= 0`` that minimizes ``|a x - b|``, for a few unknowns.
 
-    Solves ordinary least squares over every subset of the unknowns and takes the non-negative
-    solution with the smallest residual. This is exact, with 31 small problems for five unknowns.
-
-    Args:
-        a: matrix of shape (rows, unknowns).
-        b: vector of shape (rows,).
-
-    Returns:
-        Vector of shape (unknowns,).
+    The best non-negative least-squares solution over the subsets of the unknowns, which is exact.
     """
     unknowns = a.shape[1]
     best, least = np.zeros(unknowns), float(np.linalg.norm(b))
@@ -56,13 +48,7 @@ def non_negative_least_squares(a: Matrix, b: Matrix) -> Matrix:
 
 @dataclass(frozen=True)
 class Fit:
-    """The links that fit the measurements best.
-
-    Attributes:
-        links: fitted links; a level that no message crosses is None.
-        notes: one sentence for each quantity that the measurements do not determine.
-        error: median relative difference between predicted and measured times.
-    """
+    """The fitted links, what the times do not determine, and their median relative error."""
 
     links: Links
     notes: tuple[str, ...]

@@ -1,9 +1,8 @@
 """Measure candidates against each other on the ranks of the running job, within a time budget.
 
-Candidates take turns, so that disturbances of the machine affect all of them, and the time of a
-repeat is that of its slowest rank. Sizes are measured in ascending order; each gets its part of the
-time left, in proportion to its bytes. A candidate that is far behind is left out at larger sizes.
-All ranks decide by the same numbers: the slowest rank's times and the time left on rank 0.
+Candidates take turns, and the time of a repeat is that of its slowest rank. Sizes are measured in
+ascending order; each gets its part of the time left, in proportion to its bytes. A candidate that
+is far behind is left out at larger sizes. All ranks decide by the same numbers.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from ..execute import all_reduce
+from ..launch_order import device_of_messages
 from ..model.calibrate import Measurement
 from ..model.choose import FLAT_RING
 from ..plan import Rule
-from ..process_groups import device_of_messages
 from ..topology import Topology
 
 #: A candidate that takes this many times as long as the fastest is far behind.
@@ -51,19 +50,10 @@ def measure(
     far_behind: float = FAR_BEHIND,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[tuple[Measurement, ...], list[int]]:
-    """Measure candidates at ascending sizes; every rank must call it, and gets the same result.
+    """Measure rules without ``max_bytes`` at ascending sizes, the same on all ranks.
 
-    Args:
-        topology: the layout of the running job.
-        rules: candidates without ``max_bytes``; the flat ring is never left out.
-        sizes_bytes: message sizes, ascending.
-        dtype: dtype of the messages.
-        budget_seconds: time for all measurements.
-        far_behind: see :data:`FAR_BEHIND`.
-        progress: function called on rank 0 with a line of text.
-
-    Returns:
-        The measurements by size and candidate, and the sizes for which there was no time.
+    The flat ring is never left out at larger sizes. Returns the measurements by size and rule, and
+    the sizes for which there was no time. ``progress`` is called on rank 0 with a line of text.
     """
     deadline = time.monotonic() + budget_seconds
     device = device_of_messages()
@@ -121,7 +111,9 @@ def measure(
         if size not in times:
             break
         if topology.rank == 0:
-            progress(_line(size, times[size]))
+            medians = {rule: statistics.median(found) for rule, found in times[size].items()}
+            fastest = min(medians, key=lambda rule: medians[rule])
+            progress(f"{size:,} bytes: {len(medians)} candidates, fastest: {fastest.algorithm}")
     measurements = tuple(
         Measurement(rule, size, tuple(found[rule]))
         for size, found in times.items()
@@ -186,8 +178,3 @@ def _predict(times: _Times, size: int, rule: Rule) -> float:
     else:
         slope = max(0.0, (seconds - known[0][1]) / (last - known[0][0]))
     return seconds + slope * (size - last)
-
-
-def _line(size: int, times: Mapping[Rule, Sequence[float]]) -> str:
-    fastest = min(times, key=lambda rule: statistics.median(times[rule]))
-    return f"{size:,} bytes: {len(times)} candidates, fastest: {fastest.algorithm}"

@@ -4,7 +4,7 @@ Rules are chosen from single all-reduces of single messages, on ranks that do no
 bucket size by a simulation. Neither knows how a plan fares beside the backward pass, which takes
 the processors that gloo copies with, or when buckets follow each other without a pause. So the
 plans predicted to be best run whole backward passes: the device computes for as long as the
-model's backward takes, while its buckets are reduced as the communication hook reduces them.
+model's backward takes, while the communication hook reduces its buckets.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..averaging import Averaging, average
+from ..hook import PlanState
+from ..launch_order import device_of_messages
 from ..model.profile import Gradient, Profile
 from ..model.simulate import Cluster, best_threshold, buckets, simulate
 from ..plan import Plan, Rule
-from ..process_groups import device_of_messages
 from ..topology import Topology
 
 #: Plans that take part, beside DDP's default.
@@ -39,7 +39,6 @@ _FAR_BEHIND = 1.1  # times the fastest: dropped
 _LONGEST_BACKWARD = 2.0  # times the predicted communication; longer ones are shortened to that
 _SIDE = 192  # of the matrices that are multiplied in place of the model's backward
 _WARM_UP_SECONDS = 0.2
-_OPTIONS = {field.name for field in fields(Rule)}  # older results have one more
 _MARGIN = 1.1  # factor on the predicted time of the next round
 
 
@@ -71,6 +70,12 @@ class Final:
     winner: int
     backward_seconds: float
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Final:
+        """Read a result from what ``asdict`` made of it."""
+        found = [Finalist(Plan.of(f["plan"]), tuple(f["seconds"])) for f in content["finalists"]]
+        return cls(tuple(found), content["winner"], content["backward_seconds"])
+
     @property
     def plan(self) -> Plan:
         """The plan that has won."""
@@ -85,33 +90,21 @@ class Final:
     def fastest(self) -> int:
         """Index of the plan with the least median time, of those that ran in every round."""
         seconds = [finalist.seconds for finalist in self.finalists]
-        return _fastest(seconds)
+        rounds = max(map(len, seconds))
+        stayed = [index for index, times in enumerate(seconds) if len(times) == rounds]
+        return min(stayed, key=lambda index: _typical(seconds[index]))
 
     def ratios(self, index: int) -> tuple[float, ...]:
         """Times of a plan relative to :attr:`fastest`, in each round that it took part in."""
-        return _ratios(self.finalists[index].seconds, self.finalists[self.fastest].seconds)
-
-
-def _fastest(seconds: Sequence[Sequence[float]]) -> int:
-    rounds = max(map(len, seconds))
-    stayed = [index for index, times in enumerate(seconds) if len(times) == rounds]
-    return min(stayed, key=lambda index: _typical(seconds[index]))
-
-
-def _ratios(seconds: Sequence[float], fastest: Sequence[float]) -> tuple[float, ...]:
-    """Times relative to the fastest plan's; those of a round share the machine's disturbances."""
-    return tuple(a / b for a, b in zip(seconds, fastest, strict=False))
+        # Those of a round share the machine's disturbances.
+        fastest = self.finalists[self.fastest].seconds
+        return tuple(a / b for a, b in zip(self.finalists[index].seconds, fastest, strict=False))
 
 
 def finalists(
     chosen: Plan, rules: Sequence[Rule], profile: Profile, cluster: Cluster
 ) -> tuple[Plan, ...]:
-    """Return the plans to race, from the simplest on: DDP's default and the best by prediction.
-
-    Args:
-        chosen: the plan made from the measurements, which takes part in any case.
-        rules: candidates without ``max_bytes``, each of which makes a plan of its own.
-    """
+    """Return the plans to race, from the simplest on: DDP's default and the best by prediction."""
     single = [Plan((rule,), best_threshold(profile, cluster, (rule,))) for rule in rules]
     ranked = sorted(single, key=lambda plan: simulate(profile, cluster, plan).step_seconds)
     default = Plan.single()
@@ -139,18 +132,12 @@ def race(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Final:
-    """Race ``plans`` on the running job; every rank must call it, and gets the same result.
+    """Race ``plans``, from the simplest on, on the running job; every rank gets the same result.
 
     Plans take turns in each round. From the third round on, a plan whose median ratio to the
     fastest is above 1.1 is dropped. The race ends after twelve rounds, or when the time does not
     suffice for another. The winner is the simplest plan whose median ratio to the fastest is within
     :data:`EQUAL_WITHIN`; with fewer than three rounds it is the favourite.
-
-    Args:
-        plans: from the simplest on.
-        favourite: the one of them that is predicted to be best.
-        profile: sizes of the gradients and when each is ready, relative to its backward pass.
-        backward_seconds: time to which that backward pass is scaled.
     """
     start = time.monotonic()
     track = _Track(topology, profile, backward_seconds, dtype)
@@ -158,6 +145,11 @@ def race(
         track.lap(plan, warm_up=True)
     times: list[list[float]] = [[] for _ in plans]
     active, winner = list(range(len(plans))), plans.index(favourite)
+
+    def result() -> Final:
+        found = (Finalist(plan, tuple(t)) for plan, t in zip(plans, times, strict=True))
+        return Final(tuple(found), winner, backward_seconds)
+
     for done in range(_MOST_ROUNDS):
         left = budget_seconds - track.slowest(time.monotonic() - start)
         if left <= sum(_typical(times[index]) for index in active) * _MARGIN:
@@ -167,18 +159,22 @@ def race(
             times[index].append(track.lap(plans[index]))
         if done + 1 < _LEAST_ROUNDS:
             continue
-        fastest = times[_fastest(times)]
-        ratios = {index: statistics.median(_ratios(times[index], fastest)) for index in active}
+        so_far = result()
+        ratios = {index: statistics.median(so_far.ratios(index)) for index in active}
         winner = min(index for index in active if ratios[index] <= 1 + EQUAL_WITHIN)
         active = [index for index in active if ratios[index] <= _FAR_BEHIND]
         if topology.rank == 0:
             progress(f"race: {done + 1} rounds, {len(active)} of {len(plans)} plans left")
-    found = tuple(Finalist(plan, tuple(t)) for plan, t in zip(plans, times, strict=True))
-    return Final(found, winner, backward_seconds)
+    return result()
 
 
 def _typical(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) if seconds else 0.0
+
+
+def _bucket(number: int, gradients: Tensor) -> Any:
+    """Return what the hook reads of a bucket of DDP."""
+    return SimpleNamespace(index=lambda: number, buffer=lambda: gradients, parameters=list)
 
 
 class _Track:
@@ -188,41 +184,37 @@ class _Track:
         self, topology: Topology, profile: Profile, backward_seconds: float, dtype: torch.dtype
     ) -> None:
         self._topology, self._profile = topology, profile
-        self._plain_topology = topology.in_default_group()
+        self._states: dict[Plan, PlanState] = {}
         self._device = device_of_messages()
         elements = profile.size_bytes // dtype.itemsize
         # Zeros do not overflow, however often they are summed.
         self._gradients = torch.zeros(elements, dtype=dtype, device=self._device)
         self._matrix = torch.zeros(_SIDE, _SIDE, device=self._device)
         self._product = torch.zeros_like(self._matrix)
-        self._thread = ThreadPoolExecutor(1)
-        self._side = torch.cuda.Stream(self._device) if self._gradients.is_cuda else None
         self._scale = backward_seconds / profile.backward_seconds
         self._per_second = self._products_per_second()
 
     def lap(self, plan: Plan, *, warm_up: bool = False) -> float:
-        """Run backward with all its all-reduces; return the seconds on the slowest rank.
-
-        Args:
-            warm_up: run only the largest bucket, which sets up connections and memory.
-        """
+        """Time backward on the slowest rank; to warm up, only the largest bucket is reduced."""
         fused = buckets(self._profile.gradients, plan)
         ends = [(bucket[-1].ready_seconds, sum(g.size_bytes for g in bucket)) for bucket in fused]
         if warm_up:
             ends = [(0.0, max(size for _, size in ends))]
-        plan.connect(self._topology)
+        state = self._states.setdefault(plan, PlanState(plan, self._topology))
+        state.connect()
         dist.barrier()
         start, now, offset = time.perf_counter(), 0.0, 0
-        pending: list[Callable[[], object]] = []
-        for ready, size in ends:
+        futures = []
+        for index, (ready, size) in enumerate(ends):
             self._compute((ready - now) * self._scale)
             length = size // self._gradients.element_size()
-            pending.append(self._reduce(self._gradients[offset : offset + length], plan, size))
+            part = self._gradients[offset : offset + length]
+            futures.append(state.reduce(_bucket(index, part)))
             now, offset = ready, offset + length
         if not warm_up:
             self._compute((self._profile.backward_seconds - now) * self._scale)
-        for wait in pending:
-            wait()
+        for future in futures:
+            future.wait()
         if self._gradients.is_cuda:
             torch.cuda.synchronize(self._device)
         return self.slowest(time.perf_counter() - start)
@@ -232,21 +224,6 @@ class _Track:
         largest = torch.tensor([seconds], dtype=torch.float64, device=self._device)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
-
-    def _reduce(self, bucket: Tensor, plan: Plan, size: int) -> Callable[[], object]:
-        """Start to average a bucket as the hook does; return how to wait for it."""
-        rule = plan.rule_for(size)
-        if self._side is not None:
-            self._side.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._side):
-                average(bucket, self._plain_topology if plan.is_plain else self._topology, rule)
-            return self._side.synchronize
-        if plan.is_plain:
-            averaging = Averaging.of(bucket.dtype, self._topology.world_size, rule)
-            work: Any = dist.all_reduce(averaging.begin(bucket), async_op=True)
-            averaged = work.get_future().then(lambda _: averaging.end(bucket))
-            return averaged.wait  # type: ignore[no-any-return]
-        return self._thread.submit(average, bucket, self._topology, rule).result
 
     def _compute(self, seconds: float) -> None:
         """Do the work that takes ``seconds`` on a rank if nothing is sent."""
@@ -281,23 +258,3 @@ def plain_profile(size_bytes: int, backward_seconds: float, element_bytes: int =
         Gradient(str(i), 2**20, backward_seconds * (i + 1) / count) for i in range(count)
     )
     return Profile(gradients, 0.0, backward_seconds, element_bytes)
-
-
-def to_json(final: Final | None) -> dict[str, Any] | None:
-    """Return what :func:`from_json` reads."""
-    return None if final is None else asdict(final)
-
-
-def from_json(content: Mapping[str, Any] | None) -> Final | None:
-    """Read the result of a race as it was before :func:`to_json`."""
-    if content is None:
-        return None
-    plans = [dict(finalist["plan"]) for finalist in content["finalists"]]
-    for plan in plans:
-        known = [{k: v for k, v in rule.items() if k in _OPTIONS} for rule in plan["rules"]]
-        plan["rules"] = tuple(Rule(**rule) for rule in known)
-    found = tuple(
-        Finalist(Plan(**plan), tuple(f["seconds"]))
-        for plan, f in zip(plans, content["finalists"], strict=True)
-    )
-    return Final(found, content["winner"], content["backward_seconds"])

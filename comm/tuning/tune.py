@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from ..plan import Plan, Rule
 from ..topology import Topology
 from .fit import fit_links
 from .measure import FAR_BEHIND, measure
-from .race import Final, backward_for, finalists, from_json, plain_profile, race, to_json
+from .race import Final, backward_for, finalists, plain_profile, race
 
 #: Message sizes measured by default: 1 KiB to 64 MiB.
 SIZES_BYTES = tuple(4**k for k in range(5, 14))
@@ -76,7 +77,7 @@ class Tuned:
             "element_bytes": self.element_bytes,
             "notes": self.notes,
             "plan": asdict(self.plan),
-            "final": to_json(self.final),
+            "final": self.final and asdict(self.final),
             "measurements": [
                 {"rule": asdict(m.rule), "size_bytes": m.size_bytes, "seconds": m.seconds}
                 for m in self.measurements
@@ -95,33 +96,25 @@ class Tuned:
             content = json.loads(Path(path).read_text())
             if content["version"] != _VERSION:
                 raise ValueError(f"version {content['version']!r}; valid: {_VERSION}")
-            ends = [sum(content["nodes"][: i + 1]) for i in range(len(content["nodes"]))]
-            nodes = zip(content["nodes"], ends, strict=True)
-            topology = Topology(tuple(tuple(range(end - n, end)) for n, end in nodes))
-            host = content["links"].pop("host_seconds_per_byte")
-            links = Links(
-                **{k: v and Level(**v) for k, v in content["links"].items()},
-                host_seconds_per_byte=host,
-            )
+            edges = pairwise(accumulate(content["nodes"], initial=0))
+            topology = Topology(tuple(tuple(range(start, end)) for start, end in edges))
+            levels = content["links"]
+            intra, inter = (levels[name] and Level(**levels[name]) for name in ("intra", "inter"))
+            links = Links(intra, inter, levels["host_seconds_per_byte"])
             measurements = tuple(
                 Measurement(Rule(**m["rule"]), m["size_bytes"], tuple(m["seconds"]))
                 for m in content["measurements"]
             )
-            rules = tuple(Rule(**rule) for rule in content["plan"].pop("rules"))
+            element = content["element_bytes"]
+            calibration = Calibration.of(measurements, topology, links, element_bytes=element)
             return cls(
-                Plan(rules, **content["plan"]),
-                Cluster(
-                    topology,
-                    links,
-                    Calibration.of(
-                        measurements, topology, links, element_bytes=content["element_bytes"]
-                    ),
-                ),
+                Plan.of(content["plan"]),
+                Cluster(topology, links, calibration),
                 measurements,
                 content["fit_error"],
                 tuple(content["notes"]),
-                content["element_bytes"],
-                from_json(content.get("final")),
+                element,
+                content.get("final") and Final.of(content["final"]),
             )
         except OSError as error:
             raise ValueError(f"{path}: {error.strerror}") from error
@@ -189,39 +182,21 @@ def tune(
     rules = candidates(
         topology, chunks_bytes=chunks_bytes, wire_dtypes=wire_dtypes, sum_dtype=sum_dtype
     )
+    sizes = sorted(set(sizes_bytes))
     measurements, left_out = measure(
-        topology,
-        rules,
-        sorted(set(sizes_bytes)),
-        dtype,
-        budget_seconds,
-        far_behind=far_behind,
-        progress=progress,
+        *(topology, rules, sizes, dtype, budget_seconds), far_behind=far_behind, progress=progress
     )
     notes += [f"no time was left to measure {size:,} bytes" for size in left_out]
     found = fit_and_plan(measurements, topology, profile=profile, notes=notes, dtype=dtype)
     if race_seconds <= 0:
         return found
-    measured = tuple(dict.fromkeys(m.rule for m in measurements))
-    return _raced(found, topology, measured, profile, dtype, race_seconds, progress)
-
-
-def _raced(
-    found: Tuned,
-    topology: Topology,
-    rules: Sequence[Rule],
-    profile: Profile | None,
-    dtype: torch.dtype,
-    race_seconds: float,
-    progress: Callable[[str], None],
-) -> Tuned:
-    """Race the plan that was found against others; return the result with the winner's plan."""
     if profile is None:  # a backward pass as long as its communication
         unit = plain_profile(_RACED_BYTES, 1.0, dtype.itemsize)
         as_long = simulate(unit, found.cluster, found.plan).communication_seconds
         profile = plain_profile(_RACED_BYTES, as_long, dtype.itemsize)
+    measured = tuple(dict.fromkeys(m.rule for m in measurements))
     final = race(
-        finalists(found.plan, rules, profile, found.cluster),
+        finalists(found.plan, measured, profile, found.cluster),
         found.plan,
         topology,
         profile,
@@ -230,10 +205,9 @@ def _raced(
         dtype=dtype,
         progress=progress,
     )
-    notes = found.notes
-    if not final.decided:
-        notes += ("the race had no time for three rounds: its predicted winner was taken",)
-    return replace(found, plan=final.plan, final=final, notes=notes)
+    undecided = "the race had no time for three rounds: its predicted winner was taken"
+    found_notes = found.notes if final.decided else (*found.notes, undecided)
+    return replace(found, plan=final.plan, final=final, notes=found_notes)
 
 
 def fit_and_plan(
@@ -253,19 +227,13 @@ def fit_and_plan(
     times: dict[int, dict[Rule, float]] = {}
     for m in measurements:
         times.setdefault(m.size_bytes, {})[m.rule] = m.median_seconds
-    rules = choose(times, tolerance=tolerance)
+    rules, notes = choose(times, tolerance=tolerance), (*notes, *fit.notes)
     if profile is not None:
         threshold = best_threshold(profile, cluster, rules)
     else:
         threshold = _threshold_by_rate(Plan(rules), times)
-    return Tuned(
-        Plan(rules, threshold),
-        cluster,
-        tuple(measurements),
-        fit.error,
-        (*notes, *fit.notes),
-        dtype.itemsize,
-    )
+    plan = Plan(rules, threshold)
+    return Tuned(plan, cluster, tuple(measurements), fit.error, notes, dtype.itemsize)
 
 
 def _threshold_by_rate(plan: Plan, times: dict[int, dict[Rule, float]]) -> int:

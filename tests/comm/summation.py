@@ -38,7 +38,7 @@ def emulated_average(
         return _means_in_fp32(means.unsqueeze(0))[0].to(dtype)
     averaging = Averaging.of(dtype, ranks, rule)
     if before is not None:
-        averaging = Averaging(before, rule, ranks / before)
+        averaging = Averaging(before, ranks / before)
     sent = averaging.begin(gradients.clone()).to(wire)
     return averaging.end(ORDERS[rule.algorithm](sent, ranks_per_node).to(dtype))
 

@@ -3,8 +3,6 @@
 Thousands of ranks are emulated in one process; that the emulation is right is checked on ranks.
 """
 
-from unittest import mock
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,11 +42,6 @@ def test_the_default_factor_of_fp16_is_the_next_power_of_two_from_the_square_roo
     assert predivide_factor(ranks, fp16=False) == ranks
 
 
-def divisors(dtype, ranks, rule):
-    steps = Averaging.of(dtype, ranks, rule)
-    return steps.before, steps.after
-
-
 def test_gradients_are_divided_by_the_number_of_ranks_in_all():
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     expected = {
@@ -60,8 +53,8 @@ def test_gradients_are_divided_by_the_number_of_ranks_in_all():
         (fp16, "bf16"): (8, 6),  # divided in FP16
     }
     for (dtype, wire), pair in expected.items():
-        assert divisors(dtype, 48, Rule("ring", wire_dtype=wire)) == pair
-    assert divisors(fp16, 48, Rule("hierarchical", sum_dtype="fp32")) == (1, 1)  # in the sums
+        divisors = Averaging.of(dtype, 48, Rule("ring", wire_dtype=wire))
+        assert (divisors.before, divisors.after) == pair
 
 
 # --- thousands of ranks, emulated -----------------------------------------------------------
@@ -156,14 +149,6 @@ def differences_from_emulation(nodes, elements):
     return different
 
 
-@pytest.mark.slow("averages on up to six ranks")
-@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(4, 2), (6, 3), (3, 1)])
-def test_the_emulation_has_the_bits_of_the_ranks(ranks, ranks_per_node):
-    nodes = Topology.of(ranks, ranks_per_node).nodes
-    for different in run_ranks(ranks, differences_from_emulation, nodes, 96 * ranks):
-        assert not different
-
-
 def extremes(ranks_per_node):
     """Means by rule of the largest FP16 number, and of the smallest one on the first rank only."""
     topology = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
@@ -184,29 +169,6 @@ def extremes(ranks_per_node):
     return found
 
 
-@pytest.mark.slow("averages on four ranks")
-def test_fp32_sums_of_every_form_keep_the_largest_and_the_smallest_mean():
-    for found in run_ranks(4, extremes, 2):
-        for case, (large, small) in found.items():
-            assert (large == MAX).all(), case
-            assert (small == TINY).all(), case
-
-
-def fp32_gradients_of_one_division():
-    """Whether FP32 gradients have the bits of a single division before the sum."""
-    topology = Topology.of(dist.get_world_size(), 1, dist.get_rank())
-    mine = torch.randn(999, generator=torch.Generator().manual_seed(topology.rank))
-    expected = mine / topology.world_size
-    dist.all_reduce(expected)
-    average(mine, topology, Rule("ring"))
-    return torch.equal(mine, expected)
-
-
-@pytest.mark.slow("averages on three ranks")
-def test_fp32_gradients_are_divided_once_before_the_sum():
-    assert all(run_ranks(3, fp32_gradients_of_one_division))
-
-
 def fp16_gradients(rules):
     """The gradient of an FP16 model by the hook, which is 2 * TINY on each rank."""
     topology = Topology.of(dist.get_world_size(), 2, dist.get_rank())
@@ -217,31 +179,6 @@ def fp16_gradients(rules):
         model(torch.full((1, 50), 2 * TINY, dtype=torch.float16)).sum().backward()
         seen.append(model.module.weight.grad.double())
     return seen
-
-
-@pytest.mark.slow("trains on four ranks")
-def test_the_hook_keeps_small_gradients_of_an_fp16_model():
-    kept = [Rule("ring"), Rule("leader"), Rule("hierarchical", sum_dtype="fp32")]
-    for hooked in run_ranks(4, fp16_gradients, kept):  # a quarter of each would round to zero
-        assert all((gradient == 2 * TINY).all() for gradient in hooked)
-
-
-def hooks_on_nccl():
-    """The number of hooks of a plain plan, by the dtype of a model's gradients."""
-    topology = Topology.of(dist.get_world_size(), 1, dist.get_rank())
-    counts = {}
-    for dtype in DTYPES:
-        model = DistributedDataParallel(nn.Linear(4, 1).to(dtype))
-        with mock.patch("largebatch.comm.hook.nccl_class", return_value="ProcessGroupNCCL"):
-            register(model, Plan.single("ring"), topology)
-        counts[dtype] = len(model._comm_hooks)
-    return counts
-
-
-@pytest.mark.slow("makes DDP models on two ranks")
-def test_ddp_is_not_left_to_divide_fp16_gradients():
-    for counts in run_ranks(2, hooks_on_nccl):
-        assert counts == {torch.float32: 0, torch.float16: 1, torch.bfloat16: 0}
 
 
 def steps_after_an_overflow():
@@ -264,9 +201,33 @@ def steps_after_an_overflow():
     return seen
 
 
+KEPT = [Rule("ring"), Rule("leader"), Rule("hierarchical", sum_dtype="fp32")]
+
+
+def on_four_ranks():
+    different = differences_from_emulation(((0, 1), (2, 3)), 384)
+    return different, extremes(2), fp16_gradients(KEPT)
+
+
+@pytest.mark.slow("averages on four ranks")
+def test_averages_on_ranks_have_the_bits_of_the_emulation_and_keep_extremes():
+    for different, means, hooked in run_ranks(4, on_four_ranks):
+        assert not different
+        for case, (large, small) in means.items():
+            assert (large == MAX).all(), case
+            assert (small == TINY).all(), case
+        # A quarter of each would round to zero.
+        assert all((gradient == 2 * TINY).all() for gradient in hooked)
+
+
+def on_three_ranks():
+    return differences_from_emulation(((0,), (1,), (2,)), 288), steps_after_an_overflow()
+
+
 @pytest.mark.slow("trains on three ranks")
 def test_loss_scaling_catches_a_sum_that_overflows():
-    for (scale, change), (_, next_change) in run_ranks(3, steps_after_an_overflow):
+    for different, ((scale, change), (_, next_change)) in run_ranks(3, on_three_ranks):
+        assert not different
         assert scale == 30000  # halved: three ranks send 60000 / 2 each
         assert (change == 0).all()
         torch.testing.assert_close(next_change, torch.ones_like(next_change), rtol=1e-3, atol=0)

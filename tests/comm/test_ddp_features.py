@@ -1,6 +1,6 @@
-"""The hook gives the gradients of plain DDP with each of DDP's features.
+"""The hook gives the gradients of plain DDP with each plan, and with each of DDP's features.
 
-The hook is registered in torch's own way and connects in the first backward.
+It is registered in torch's own way and connects in the first backward.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import Plan, PlanState, Topology, plan_hook
+from largebatch.comm import Plan, PlanState, Rule, Topology, plan_hook
 from largebatch.recipes.models.norm_layers import SharedBatchNorm
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow("trains on two ranks")
+pytestmark = pytest.mark.slow("trains on up to four ranks")
 
-WIDTH, STEPS = 64, 5
+WIDTH, STEPS = 64, 3
 
 
 class Branches(nn.Module):
@@ -119,11 +119,20 @@ FEATURES = {
     "gradients as views": Feature(options={"gradient_as_bucket_view": True}, micro_batches=2),
 }
 
+# The largest difference that is allowed, relative to the largest gradient.
 PLANS = {
-    "ring": (Plan.single("ring"), 1e-6),
+    "ring": (Plan.single("ring"), 0.0),
     "hierarchical": (Plan.single("hierarchical"), 1e-6),
     "leader, bf16": (Plan.single("leader", wire_dtype="bf16"), 1e-2),
+    "two rules": (Plan((Rule("ring", 18_000), Rule("hierarchical"))), 1e-6),
+    "leader in chunks": (Plan((Rule("leader", chunk_bytes=7_000),)), 1e-6),
+    "row": (Plan((Rule("torus", shape=(4, 1), chunk_bytes=7_000),)), 1e-6),
+    "point to point": (Plan((Rule("halving-doubling", 18_000), Rule("parameter-server"))), 1e-6),
+    "ring, fp16": (Plan.single("ring", wire_dtype="fp16"), 2e-3),
 }
+# Every plan, and every feature with one of the first three.
+BY_PLAN = [("plain", plan) for plan in PLANS]
+BY_FEATURE = [(name, [*PLANS][i % 3]) for i, name in enumerate(FEATURES) if name != "plain"]
 
 
 def flat_gradients(model):
@@ -145,6 +154,7 @@ def take_step(run, ddp, images, optimizer):
 
 def difference(feature, plan, hook=plan_hook):
     """The largest difference of gradients from plain DDP's, relative to the largest gradient."""
+    ranks = dist.get_world_size()
     plan = replace(plan, fusion_threshold_bytes=feature.bucket_bytes)
     torch.manual_seed(0)
     network = feature.model()
@@ -152,7 +162,7 @@ def difference(feature, plan, hook=plan_hook):
         DistributedDataParallel(one, **plan.ddp_options(), **feature.options)
         for one in (network, copy.deepcopy(network))
     ]
-    models[1].register_comm_hook(PlanState(plan, Topology.of(2, 1)), hook)
+    models[1].register_comm_hook(PlanState(plan, Topology.of(ranks, ranks // 2)), hook)
     runs = [feature.run(ddp) for ddp in models]
     make = feature.optimizer
     optimizers = [make(ddp.parameters()) if make else None for ddp in models]
@@ -169,37 +179,42 @@ def difference(feature, plan, hook=plan_hook):
     return worst
 
 
-def differences():
-    return {
-        (feature, plan): difference(FEATURES[feature], PLANS[plan][0])
-        for feature in FEATURES
-        for plan in PLANS
-    }
+def differences(cases):
+    return {(name, plan): difference(FEATURES[name], PLANS[plan][0]) for name, plan in cases}
 
 
-def test_gradients_equal_those_of_plain_ddp_with_each_feature():
-    for found in run_ranks(2, differences):
-        assert len(found) == len(FEATURES) * len(PLANS)
-        for (feature, plan), difference in found.items():
-            limit = PLANS[plan][1]
-            if feature == "mixed dtypes":  # one of the layers has BF16 gradients
-                limit = max(limit, torch.finfo(torch.bfloat16).eps)
-            assert difference <= limit, (feature, plan, difference)
-            if plan == "leader, bf16":
-                assert difference > 0, f"{feature}: nothing was sent in half precision"
-
-
-def wrapped_differences():
+def wrapped():
+    """Differences with torch's wrappers around the hook."""
     bf16 = bf16_compress_wrapper(plan_hook)
     bf16.__name__ = "renamed"  # by its name, DDP refuses this hook where there is no NCCL
     plan = Plan.single("hierarchical")
-    return {
-        "fp16": difference(Feature(), plan, fp16_compress_wrapper(plan_hook)),
-        "bf16": difference(Feature(), plan, bf16),
-    }
+    wrappers = {"fp16": fp16_compress_wrapper(plan_hook), "bf16": bf16}
+    return {name: difference(Feature(), plan, hook) for name, hook in wrappers.items()}
 
 
-def test_torchs_wrappers_take_the_hook():
-    for found in run_ranks(2, wrapped_differences):
-        assert 1e-6 < found["fp16"] < 2e-3
-        assert 1e-6 < found["bf16"] < 2e-2
+def with_features():
+    return differences(BY_FEATURE), wrapped()
+
+
+def check(found):
+    for (feature, plan), difference in found.items():
+        limit = PLANS[plan][1]
+        if feature == "mixed dtypes":  # one of the layers has BF16 gradients
+            limit = max(limit, torch.finfo(torch.bfloat16).eps)
+        assert difference <= limit, (feature, plan, difference)
+        if "16" in plan:
+            assert difference > 0, f"{feature}: nothing was sent in half precision"
+
+
+def test_gradients_equal_those_of_plain_ddp_with_each_feature_and_under_torchs_wrappers():
+    for found, by_wrapper in run_ranks(2, with_features):
+        assert len(found) == len(FEATURES) - 1
+        check(found)
+        assert 1e-6 < by_wrapper["fp16"] < 2e-3
+        assert 1e-6 < by_wrapper["bf16"] < 2e-2
+
+
+def test_gradients_equal_those_of_plain_ddp_with_each_plan():
+    for found in run_ranks(4, differences, BY_PLAN):
+        assert len(found) == len(PLANS)
+        check(found)

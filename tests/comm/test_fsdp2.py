@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from itertools import product
 from unittest import mock
 
 import pytest
@@ -87,28 +88,24 @@ def largest_difference(one, other):
 # --- gradients and weights ------------------------------------------------------------------
 
 
-def differences(ranks_per_node):
-    topology = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
+def differences(cases):
+    ranks = dist.get_world_size()
+    topology = Topology.of(ranks, 2, dist.get_rank())
     ddp, composable = DistributedDataParallel(network()), replicate_by_ddp(network())
     register(ddp, PLAN, topology)
     composable.register_comm_hook(PlanState(PLAN, topology), plan_hook)  # as the guide says
     assert largest_difference(train(ddp), train(composable)) == 0
     return {
-        (name, ranks): largest_difference(*trained_by_both(Plan.single(name), ranks, topology))
-        for name in ALGORITHMS
-        for ranks in (1, ranks_per_node, dist.get_world_size() // ranks_per_node)
+        (name, per_copy): largest_difference(
+            *trained_by_both(Plan.single(name), per_copy, topology)
+        )
+        for name, per_copy in cases
     }
 
 
-@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(4, 2), (6, 2)])
-def test_gradients_and_weights_are_those_of_ddp_with_the_plan(ranks, ranks_per_node):
-    """A copy is on one rank, on a node, or on ranks of several nodes."""
-    for found in run_ranks(ranks, differences, ranks_per_node):
-        assert max(found.values()) < 1e-7, found
-        if ranks == 4:  # (a + b) + (c + d) in both, divided by powers of two
-            same = {name for (name, _), difference in found.items() if not difference}
-            assert same >= {"hierarchical", "leader", "torus", "halving-doubling"}
-            assert found["hierarchical", 1] == found["hierarchical", 2] == 0
+# A copy is on one rank, on a node, or (of six ranks) on ranks of several nodes.
+ON_FOUR = [*product(ALGORITHMS, [1]), ("hierarchical", 2), ("leader", 2)]
+ON_SIX = [*zip(ALGORITHMS, [1, 2, 3] * 2, strict=True), ("hierarchical", 3)]
 
 
 HALVES = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # largest relative error of a rounding
@@ -136,11 +133,16 @@ def errors_in_half_precision():
     return found
 
 
-def test_half_precision_errs_by_its_roundings():
+def on_six_ranks():
+    return differences(ON_SIX), errors_in_half_precision()
+
+
+def test_gradients_on_six_ranks_are_those_of_ddp_and_half_precision_errs_by_its_roundings():
     """On the wire of the plan, and where FSDP2 itself reduces in it, dividing in two parts."""
-    for found in run_ranks(6, errors_in_half_precision):
-        assert len(found) == 8
-        for (dtype, *case), error in found.items():
+    for found, errors in run_ranks(6, on_six_ranks):
+        assert max(found.values()) < 1e-7, found
+        assert len(errors) == 8
+        for (dtype, *case), error in errors.items():
             assert 0 < error < 8 * HALVES[dtype], (dtype, *case)
 
 
@@ -160,12 +162,6 @@ def accumulated(ranks_per_copy):
         theirs = train(ddp, 2, 3, lambda last, ddp=ddp: nullcontext() if last else ddp.no_sync())
         found.append(largest_difference(train(model, 2, 3, unsynced), theirs))
     return found
-
-
-def test_gradients_accumulate_as_under_ddp():
-    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
-    for rank in run_ranks(4, accumulated, 2):
-        assert max(rank) < 1e-7
 
 
 # --- what is refused ------------------------------------------------------------------------
@@ -197,20 +193,10 @@ def refusals():
     return found, alone
 
 
-def test_models_whose_gradients_a_hook_cannot_average_are_refused():
-    for found, alone in run_ranks(4, refusals):
-        for name in ("plain", "DDP", "replicate", "2-d"):
-            line = r"model: \w+ is not sharded by FSDP2 over one 1-d mesh; valid: fully_shard"
-            assert re.match(line, found[name]), name
-        assert found["one copy"].startswith("mesh: copies of the model on 4 ranks; valid: several")
-        assert found["uneven"].startswith("mesh: copies of the model on 1, 3 ranks; valid: several")
-        assert alone < 1e-7
-
-
 def failure():
     """The error of backward where an all-reduce fails."""
     model = shard(network(), mesh_of(1))
-    register_fsdp2(model, PLAN, Topology.of(2, 1, dist.get_rank()))
+    register_fsdp2(model, PLAN, Topology.of(4, 2, dist.get_rank()))
     with (
         mock.patch("largebatch.comm.fsdp2.average", side_effect=RuntimeError("cable")),
         pytest.raises(CollectiveError) as error,
@@ -219,6 +205,41 @@ def failure():
     return str(error.value)
 
 
-def test_an_all_reduce_that_fails_is_named():
-    for rank, line in enumerate(run_ranks(2, failure)):
+def on_four_ranks():
+    return differences(ON_FOUR), accumulated(2), refusals(), failure()
+
+
+@pytest.fixture(scope="module")
+def four_ranks():
+    """What the functions of this file find on four ranks, which start once."""
+    return run_ranks(4, on_four_ranks)
+
+
+def test_gradients_and_weights_are_those_of_ddp_with_the_plan(four_ranks):
+    for found, *_ in four_ranks:
+        assert max(found.values()) < 1e-7, found
+        # (a + b) + (c + d) in both, divided by powers of two
+        same = {name for (name, _), difference in found.items() if not difference}
+        assert same >= {"hierarchical", "leader", "torus", "halving-doubling"}
+        assert found["hierarchical", 1] == found["hierarchical", 2] == 0
+
+
+def test_gradients_accumulate_as_under_ddp(four_ranks):
+    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
+    for _, found, *_ in four_ranks:
+        assert max(found) < 1e-7
+
+
+def test_models_whose_gradients_a_hook_cannot_average_are_refused(four_ranks):
+    for _, _, (found, alone), _ in four_ranks:
+        for name in ("plain", "DDP", "replicate", "2-d"):
+            line = r"model: \w+ is not sharded by FSDP2 over one 1-d mesh; valid: fully_shard"
+            assert re.match(line, found[name]), name
+        assert found["one copy"].startswith("mesh: copies of the model on 4 ranks; valid: several")
+        assert found["uneven"].startswith("mesh: copies of the model on 1, 3 ranks; valid: several")
+        assert alone < 1e-7
+
+
+def test_an_all_reduce_that_fails_is_named(four_ranks):
+    for rank, (*_, line) in enumerate(four_ranks):
         assert line == f"rank {rank}: hierarchical all-reduce of 72 bytes failed: cable"

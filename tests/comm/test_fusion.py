@@ -1,6 +1,7 @@
 """Gradients are fused by the paper's rule, and DDP's buckets are the plan's segments."""
 
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from largebatch.comm import (
     Topology,
     fuse,
     fused_bytes,
+    hook,
     register,
     segments_between,
 )
@@ -83,34 +85,36 @@ def buckets(plan, sizes):
     ddp = DistributedDataParallel(Sum(), **plan.ddp_options())
     register(ddp, plan, Topology.of(2, 1, dist.get_rank()))
     seen = []
-    import largebatch.comm.hook as hook
-
     reduce = hook.PlanState.reduce
-    hook.PlanState.reduce = lambda self, bucket: (
-        seen.append(bucket.buffer().numel()),
-        reduce(self, bucket),
-    )[1]
-    for _ in range(3):
-        seen.clear()
-        ddp(torch.zeros(())).backward()
+
+    def seen_by(state, bucket):
+        seen.append(bucket.buffer().numel())
+        return reduce(state, bucket)
+
+    with mock.patch.object(hook.PlanState, "reduce", seen_by):
+        for _ in range(3):
+            seen.clear()
+            ddp(torch.zeros(())).backward()
     return seen
+
+
+def buckets_of_each(cases):
+    return [buckets(*case) for case in cases]
 
 
 @pytest.mark.slow("starts ranks")
 def test_ddp_has_the_buckets_of_the_plan():
-    sizes = [1000, 2000, 3000, 4000, 5000, 600]
-    bytes_ = [4 * size for size in sizes]
+    small, large = [1000, 2000, 3000, 4000, 5000, 600], [200_000, 300_000, 100_000]
+    bytes_ = [4 * size for size in small]
     two = Plan((Rule("leader"),), segments=segments_between(bytes_, [2]))
-    assert run_ranks(2, buckets, two, sizes) == [[12600, 3000]] * 2
     paper = Plan((Rule("ring"),), segments=fused_bytes(bytes_[::-1], 4 * 2500))
-    assert run_ranks(2, buckets, paper, sizes) == [[600, 5000, 4000, 3000, 3000]] * 2
-    # DDP's own first bucket has 1 MiB.
-    default = Plan.single()
-    assert default.ddp_options() == {}
-    sizes = [200_000, 300_000, 100_000]
-    assert run_ranks(2, buckets, default, sizes) == [[400_000, 200_000]] * 2
-    larger = Plan.single(fusion_threshold_bytes=26 * 2**20)
-    assert run_ranks(2, buckets, larger, sizes) == [[600_000]] * 2
+    default, larger = Plan.single(), Plan.single(fusion_threshold_bytes=26 * 2**20)
+    assert default.ddp_options() == {}  # DDP's own first bucket has 1 MiB
+    found = run_ranks(
+        2, buckets_of_each, [(two, small), (paper, small), (default, large), (larger, large)]
+    )
+    expected = [[12600, 3000], [600, 5000, 4000, 3000, 3000], [400_000, 200_000], [600_000]]
+    assert found == [expected] * 2
 
 
 def test_segments_are_refused_by_a_torch_without_bucket_cap_mb_list(monkeypatch):

@@ -1,11 +1,14 @@
-"""Plans that need NCCL_LAUNCH_ORDER_IMPLICIT are refused on NCCL without it."""
+"""NCCL is known under each name, and plans that need a launch order are refused without it."""
 
+import copy
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Backend
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -19,6 +22,7 @@ from largebatch.comm import (
     order_launches,
     plan_hook,
     register,
+    topology,
 )
 from largebatch.comm.launch_order import (
     VARIABLE,
@@ -68,44 +72,18 @@ SHARED, UNSHARED = model(OwnNorm(object())), model(OwnNorm(None))
 UNUSED = model(find_unused_parameters=True)
 STATIC = model(find_unused_parameters=True, static_graph=True)
 UNCHUNKED = "or ring without a wire dtype for every size"
+GRID = Plan((Rule("torus", shape=(2, 2), chunk_bytes=9),))
+TWO_RULES = Plan((Rule("leader", 99, chunk_bytes=9), Rule("ring")))
+ON_THE_WIRE, HALVING = Plan.single("ring", wire_dtype="fp16"), Plan.single("halving-doubling")
+SAME_TIME = "communicates in backward at the same time as"
 REFUSED = {
     "chunks": (PLAIN, CHUNKS, TWO_BY_TWO, "hierarchical with chunks communicates within and"),
-    "grid": (
-        PLAIN,
-        Plan((Rule("torus", shape=(2, 2), chunk_bytes=9),)),
-        ONE_NODE,
-        "chunk_bytes: torus with chunks communicates within and between nodes at the same time",
-    ),
-    "one of two rules": (
-        PLAIN,
-        Plan((Rule("leader", 99, chunk_bytes=9), Rule("ring"))),
-        Topology(((0, 1), (2,))),
-        "chunk_bytes: leader with chunks",
-    ),
-    "batch norm": (
-        SYNC,
-        WHOLE,
-        TWO_BY_TWO,
-        "algorithm: hierarchical communicates in backward at the same time as 1 of the model, ",
-    ),
-    "own norm": (
-        SHARED,
-        Plan.single("halving-doubling"),
-        ONE_NODE,
-        "halving-doubling communicates in backward at the same time as 1 of",
-    ),
-    "wire": (
-        SYNC,
-        Plan.single("ring", wire_dtype="fp16"),
-        ONE_NODE,
-        "ring communicates in backward at the same time as 1 of",
-    ),
-    "unused": (
-        UNUSED,
-        WHOLE,
-        TWO_BY_TWO,
-        "hierarchical communicates .* as DDP with find_unused_parameters, which",
-    ),
+    "grid": (PLAIN, GRID, ONE_NODE, "chunk_bytes: torus with chunks .* at the same time"),
+    "two rules": (PLAIN, TWO_RULES, Topology(((0, 1), (2,))), "chunk_bytes: leader with chunks"),
+    "batch norm": (SYNC, WHOLE, TWO_BY_TWO, f"hierarchical {SAME_TIME} 1 of the model, "),
+    "own norm": (SHARED, HALVING, ONE_NODE, f"halving-doubling {SAME_TIME} 1 of"),
+    "wire": (SYNC, ON_THE_WIRE, ONE_NODE, f"ring {SAME_TIME} 1 of"),
+    "unused": (UNUSED, WHOLE, TWO_BY_TWO, f"{SAME_TIME} DDP with find_unused_parameters, which"),
 }
 SAFE = {
     "whole messages": (PLAIN, WHOLE, TWO_BY_TWO),
@@ -214,3 +192,73 @@ def test_tuning_leaves_chunks_out_where_they_can_deadlock(nccl, monkeypatch, var
     with pytest.raises(StoppedError):
         tuning.tune(TWO_BY_TWO, chunks_bytes=[64])
     assert seen["chunks"] == ({None, 64} if variable else {None})
+
+
+# --- torch's names and classes for NCCL, which has no GPU here ---------------------------------
+
+
+class Stand(Backend):
+    """What this project reads of torch's classes for NCCL."""
+
+    supports_splitting, options = True, None
+
+    def __init__(self, options):
+        super().__init__(options.group_rank, options.group_size)
+        self.options = SimpleNamespace(_timeout=options.timeout)
+
+    def getBackendName(self):  # noqa: N802
+        return type(self).__name__
+
+
+@pytest.fixture
+def back_end(monkeypatch):
+    """Return a function that starts a group of four ranks whose GPUs have such a class."""
+    for table in ("_plugins", "backend_list", "backend_type_map", "backend_capability"):
+        monkeypatch.setattr(dist.Backend, table, copy.copy(getattr(dist.Backend, table)))
+    monkeypatch.setattr(dist.Backend, "default_device_backend_map", {"cpu": "gloo", "cuda": "nccl"})
+
+    def start(name, kind, *, binds):
+        made = type(kind, (Stand,), {})
+
+        def create(options, _):
+            if binds:
+                options.process_group.bound_device_id = torch.device("cuda", 0)
+            return made(options)
+
+        plugin = name.rpartition(":")[2]
+        dist.Backend.register_backend(plugin, create, extended_api=True, devices=["cuda"])
+        size = 1 if "gloo" in name else 4
+        store, limit = dist.HashStore() if size == 1 else FakeStore(), timedelta(seconds=77)
+        dist.init_process_group(name, store=store, rank=0, world_size=size, timeout=limit)
+
+    yield start
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not hasattr(Backend, "new_window"), reason="no back ends in Python here")
+@pytest.mark.parametrize(
+    ("name", "kind", "binds"),
+    [
+        ("nccl", "ProcessGroupNCCL", False),  # to torch 2.14, or with TORCH_DIST_USE_NCCL2=0
+        ("nccl", "ProcessGroupNCCL2", True),
+        ("nccl-legacy", "ProcessGroupNCCL", False),
+        ("nccl-lazy", "ProcessGroupNCCLLazy", True),
+        ("cpu:gloo,cuda:nccl2", "ProcessGroupNCCL2", True),
+    ],
+)
+def test_nccl_is_known_under_each_name(monkeypatch, back_end, name, kind, binds):
+    back_end(name, kind, binds=binds)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert launch_order.nccl_class() == kind
+    assert launch_order.device_of_messages() == torch.device("cuda", 3)
+    assert topology._default_timeout() == timedelta(seconds=77)
+    assert topology._splits() is binds  # ProcessGroupNCCL2 binds itself to a device
+
+
+def test_gloo_is_not_nccl():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert launch_order.nccl_class() == ""
+        assert launch_order.device_of_messages() == torch.device("cpu")
+    finally:
+        dist.destroy_process_group()

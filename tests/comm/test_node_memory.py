@@ -2,9 +2,7 @@
 
 import os
 import resource
-import secrets
 import signal
-import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +18,7 @@ from largebatch.comm.node_memory import IN_FLIGHT, NodeMemory, _new_file
 from tests.comm import wire
 from tests.ranks import CONTEXT, run_ranks
 
-pytestmark = pytest.mark.slow("runs up to six ranks")
+pytestmark = pytest.mark.slow("runs four ranks")
 
 LEADER = Rule("leader", chunk_bytes=100_000)
 
@@ -31,20 +29,15 @@ def layout(nodes, **options):
 
 def sizes_of_memories(nodes):
     memory = layout(nodes).groups.memory
-    dist.barrier()  # else a fast rank could exit while others still connect
     return None if memory is None else (memory.rank, memory.size)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        (((0, 1), (2, 3)), [(0, 2), (1, 2), (0, 2), (1, 2)]),
-        (((0, 1, 3), (2,)), [(0, 3), (1, 3), (0, 1), (2, 3)]),
-        (((0,), (1,)), [None, None]),
-    ],
-)
-def test_the_ranks_of_a_node_share_memory(nodes, expected):
-    assert run_ranks(len(expected), sizes_of_memories, nodes) == expected
+# Layouts of four ranks, and the rank in the node and its size by rank.
+SIZES = {
+    ((0, 1), (2, 3)): [(0, 2), (1, 2), (0, 2), (1, 2)],
+    ((0, 1, 3), (2,)): [(0, 3), (1, 3), (0, 1), (2, 3)],
+    ((0,), (1,), (2,), (3,)): [None] * 4,
+}
 
 
 def test_a_limit_on_the_size_of_files_leaves_no_file_open():
@@ -74,40 +67,55 @@ def bytes_over_tcp(nodes, rule, **options):
     return right, intra, sum(sent.values()) - intra
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [LEADER, Rule("leader"), Rule("hierarchical", chunk_bytes=100_000), Rule("torus")],
-    ids=str,
-)
-def test_only_signals_and_what_crosses_between_nodes_are_sent_as_messages(rule):
-    for right, intra, inter in run_ranks(4, bytes_over_tcp, ((0, 1), (2, 3)), rule):
-        assert right
-        assert intra < 100_000
-        assert inter == pytest.approx(2 * 4e6, rel=0.05)  # each node sends and receives 4 MB
-
-
 def some_cannot_share(nodes, deaf):
     """Let a rank be unable to reach the others, as if it ran on another machine."""
     if dist.get_rank() != deaf:
         return bytes_over_tcp(nodes, LEADER)
-    with mock.patch.object(socket.socket, "connect", side_effect=ConnectionRefusedError):
+    with mock.patch.object(node_memory, "_opened", return_value=None):
         return bytes_over_tcp(nodes, LEADER)
 
 
-def test_all_nodes_send_messages_if_ranks_of_one_are_on_different_machines():
-    for right, intra, _ in run_ranks(4, some_cannot_share, ((0, 1), (2, 3)), 3):
-        assert right
-        assert intra > 10**7
+RULES = [LEADER, Rule("leader"), Rule("hierarchical", chunk_bytes=100_000), Rule("torus")]
 
 
-def without(nodes):
-    return bytes_over_tcp(nodes, LEADER, shared_memory=False)
+def on_four_ranks():
+    nodes = ((0, 1), (2, 3))
+    sizes = {each: sizes_of_memories(each) for each in SIZES}
+    by_rule = [bytes_over_tcp(nodes, rule) for rule in RULES]
+    declined = bytes_over_tcp(nodes, LEADER, shared_memory=False)
+    unable = some_cannot_share(nodes, 3)
+    for each in (nodes, ((0, 1, 2), (3,))):
+        mixed_sizes(each)
+    dist.barrier()  # else a fast rank could exit while others still connect
+    return sizes, by_rule, declined, unable
 
 
-def test_shared_memory_can_be_declined():
-    for right, intra, _ in run_ranks(4, without, ((0, 1), (2, 3))):
-        assert right
-        assert intra > 10**7
+@pytest.fixture(scope="module")
+def four_ranks():
+    """What the functions of this file find on four ranks, which start once."""
+    return run_ranks(4, on_four_ranks)
+
+
+def test_the_ranks_of_a_node_share_memory(four_ranks):
+    for rank, (sizes, *_) in enumerate(four_ranks):
+        assert sizes == {nodes: expected[rank] for nodes, expected in SIZES.items()}
+
+
+def test_only_signals_and_what_crosses_between_nodes_are_sent_as_messages(four_ranks):
+    for _, by_rule, *_ in four_ranks:
+        for right, intra, inter in by_rule:
+            assert right
+            assert intra < 100_000
+            assert inter == pytest.approx(2 * 4e6, rel=0.05)  # each node sends and receives 4 MB
+
+
+def test_messages_are_sent_if_it_is_declined_or_ranks_of_one_node_are_on_different_machines(
+    four_ranks,
+):
+    for _, _, *without in four_ranks:
+        for right, intra, _ in without:
+            assert right
+            assert intra > 10**7
 
 
 def mixed_sizes(nodes):
@@ -116,7 +124,7 @@ def mixed_sizes(nodes):
     plain = replace(topology, shared_memory=False)
     generator = torch.Generator().manual_seed(rank)
     equal = len({len(ranks) for ranks in nodes}) == 1
-    for step in range(60):
+    for step in range(30):
         size = int(torch.randint(1, 60_000, (), generator=torch.Generator().manual_seed(step)))
         name = ("leader", "hierarchical")[step % 2] if equal else "leader"
         dtype = (torch.float32, torch.float64, torch.bfloat16)[step % 3]
@@ -127,11 +135,6 @@ def mixed_sizes(nodes):
         all_reduce(expected, plain, Rule("ring"))
         all_reduce(tensor, topology, Rule(name, wire_dtype=wire_dtype, chunk_bytes=40_000))
         assert torch.equal(tensor, expected), (step, size, name, dtype)
-
-
-@pytest.mark.parametrize("nodes", [((0, 1, 2), (3, 4, 5)), ((0, 1, 2, 3), (4,))], ids=str)
-def test_windows_are_reused_without_a_trace_of_earlier_messages(nodes):
-    run_ranks(sum(map(len, nodes)), mixed_sizes, nodes)
 
 
 def test_a_window_returns_after_as_many_messages_as_may_be_in_flight():
@@ -153,9 +156,8 @@ def test_a_window_returns_after_as_many_messages_as_may_be_in_flight():
         assert (window.result(2_500, torch.float32) == 10 * index + 3).all()
 
 
-def sum_until_killed(rank, folder, doomed, name):
+def sum_until_killed(rank, folder, doomed):
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    node_memory.secrets.token_hex = lambda size: f"{name}-{rank}"  # not that of another test
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3
@@ -175,10 +177,8 @@ def sum_until_killed(rank, folder, doomed, name):
 
 
 def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
-    name, folder = secrets.token_hex(8), str(tmp_path)
-    ranks = [
-        CONTEXT.Process(target=sum_until_killed, args=(rank, folder, 1, name)) for rank in range(3)
-    ]
+    folder = str(tmp_path)
+    ranks = [CONTEXT.Process(target=sum_until_killed, args=(rank, folder, 1)) for rank in range(3)]
     for process in ranks:
         process.start()
     deadline = time.monotonic() + 120
@@ -193,4 +193,3 @@ def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
     # The ranks that were not killed have noticed by a failed collective, and not by a wrong sum.
     assert [process.exitcode for process in ranks] == [3, -signal.SIGKILL, 3]
     assert {path.name for path in tmp_path.glob("noticed-*")} == {"noticed-0", "noticed-2"}
-    assert name not in Path("/proc/net/unix").read_text()

@@ -1,7 +1,6 @@
-"""Shared memory that cannot be set up: no rank waits for others, and no descriptor is left."""
+"""Shared memory that cannot be set up leaves no descriptor, and no other file is taken for it."""
 
 import os
-import socket
 from unittest import mock
 
 import pytest
@@ -32,55 +31,46 @@ def test_memory_that_fails_at_once_closes_its_file():
 
 
 @pytest.fixture
-def sockets():
-    mine, other = socket.socketpair()
-    mine.settimeout(0.01)
-    with mine, other:
-        yield mine, other
-
-
-def test_a_file_is_received(sockets):
-    mine, other = sockets
-    file = os.memfd_create("test")
-    socket.send_fds(other, [b"m"], [file])
-    received = node_memory._received(mine)
-    assert received is not None
-    assert os.path.sameopenfile(file, received)
+def shared():
+    file = node_memory._new_file()
+    os.pwrite(file, b"a token", 0)
+    yield file
     os.close(file)
-    os.close(received)
 
 
-def test_no_file_is_received_from_a_rank_that_has_closed_its_end_or_is_silent(sockets):
-    mine, other = sockets
-    assert node_memory._received(mine) is None
-    other.close()
-    assert node_memory._received(mine) is None
+def test_a_file_is_opened_by_the_process_that_made_it(shared):
+    opened = node_memory._opened(os.getpid(), shared, b"a token")
+    assert opened is not None
+    assert os.path.sameopenfile(shared, opened)
+    os.close(opened)
 
 
-def share_alone(rank):
-    """Set up memory on a node of two ranks, of which the other does not take part further."""
-
-    def broadcast(address, **_):
-        address[0] = address[0] or b"\0an address"
-
-    said = []
-    with (
-        mock.patch.multiple(
-            dist,
-            get_rank=lambda _: rank,
-            get_world_size=lambda _: 2,
-            broadcast_object_list=broadcast,
-            all_reduce=lambda tensor, *_, **__: said.append(tensor.item()),
-        ),
-        mock.patch.object(node_memory, "_reaches", return_value=True),
-        mock.patch.object(node_memory, "_CONNECT_SECONDS", 0.01),
-    ):
-        assert node_memory.connect(mock.sentinel.filled, mock.sentinel.summed) is None
-    return said
+def test_only_the_file_that_was_made_for_it_is_opened(shared, tmp_path):
+    """The rank may be on another machine, where the process is another one, or none."""
+    before = len(os.listdir("/proc/self/fd"))
+    with open(tmp_path / "other", "wb+") as other:
+        other.write(b"a token")
+        other.flush()
+        assert node_memory._opened(os.getpid(), other.fileno(), b"a token") is None
+    assert node_memory._opened(os.getpid(), shared, b"another") is None
+    assert node_memory._opened(2**22 + 1, shared, b"a token") is None
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_misses_the_file_says_so_to_all_nodes(rank):
+def test_memory_that_a_rank_cannot_open_is_closed_by_all(rank):
+    said = []
+
+    def all_reduce(able, *_, **__):
+        said.append(able.item())
+        able.zero_()  # as the other rank could not open it
+
+    def broadcast(told, **_):
+        told[0] = told[0] or (2**22 + 1, 3, b"a token")
+
     before = os.listdir("/proc/self/fd")
-    assert share_alone(rank) == [1, 0]  # able in the node, then not able in the job
+    fake = {"broadcast_object_list": broadcast, "all_reduce": all_reduce}
+    with mock.patch.multiple(dist, get_rank=lambda _: rank, **fake):
+        assert node_memory.connect(mock.sentinel.filled, mock.sentinel.summed) is None
+    assert said == [rank == 0]
     assert len(os.listdir("/proc/self/fd")) == len(before)

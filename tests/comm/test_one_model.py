@@ -21,6 +21,8 @@ from largebatch.comm.failure import roll
 from tests.comm.test_refusals import refusal, uneven
 from tests.ranks import free_ports, run_ranks
 
+pytestmark = pytest.mark.slow("starts ranks")
+
 PLAN = Plan.single("hierarchical", fusion_threshold_bytes=200)
 TOPOLOGY = Topology.of(2, 2)
 
@@ -53,11 +55,9 @@ def check(ddp):
 
 
 def refusals_of_a_second_model():
-    lines = []
-    for hook in (plan_hook, fp16_compress_wrapper(plan_hook)):
-        state = PlanState(PLAN, TOPOLOGY)
-        both = [wrapped(network(), state, hook) for _ in range(2)]
-        lines += [refusal(train, model) for model in both]
+    state = PlanState(PLAN, TOPOLOGY)
+    both = [wrapped(network(), state, fp16_compress_wrapper(plan_hook)) for _ in range(2)]
+    lines = [refusal(train, model) for model in both]
     state = PlanState(PLAN, TOPOLOGY)
     first = wrapped(network(), state)
     check(first)
@@ -69,22 +69,10 @@ def refusals_of_a_second_model():
     return lines
 
 
-@pytest.mark.slow("starts ranks")
-def test_a_state_that_is_given_to_two_models_is_refused():
-    expected = "state: one PlanState is registered with two models, "
-    for lines in run_ranks(2, refusals_of_a_second_model):
-        assert len(lines) == 5
-        for line in lines:
-            assert line.startswith(expected)
-            assert line.endswith("; valid: a PlanState(plan) of its own for each")
-        names = lines[-1].removeprefix(expected).partition(";")[0]
-        assert sorted(names.split(" and ")) == ["Linear", "Sequential"]
-
-
 def one_model_in_many_wrappers():
     state, module, kept = PlanState(PLAN, TOPOLOGY), network(), []
-    for turn in range(4):
-        ddp = wrapped(module, state, static_graph=turn == 3)
+    for turn in range(3):
+        ddp = wrapped(module, state, static_graph=turn == 2)
         check(ddp)
         module.load_state_dict({key: value / 2 for key, value in module.state_dict().items()})
         if turn % 2:
@@ -103,7 +91,7 @@ def other_models_after_the_first_has_gone():
     state = PlanState(PLAN, TOPOLOGY)
     gc.disable()
     try:
-        for seed in range(3):
+        for seed in range(2):
             ddp = wrapped(network(seed), state)
             check(ddp)
             ddp.itself = [ddp]  # garbage that only the collector finds
@@ -121,18 +109,6 @@ def refusal_in_join_of_a_second_wrapper():
     return refusal(lambda: uneven(ddp, divide_by_initial_world_size=False))
 
 
-def everything_with_one_model():
-    one_model_in_many_wrappers()
-    other_models_after_the_first_has_gone()
-    return refusal_in_join_of_a_second_wrapper()
-
-
-@pytest.mark.slow("starts ranks")
-def test_a_state_serves_its_model_in_each_wrapper_and_the_next_when_that_has_gone():
-    for line in run_ranks(2, everything_with_one_model):
-        assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
-
-
 def refusal_of_a_model_that_is_frozen():
     own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     ddp = DistributedDataParallel(network(), process_group=own)
@@ -144,31 +120,15 @@ def refusal_of_a_model_that_is_frozen():
     return line
 
 
-@pytest.mark.slow("starts ranks")
-def test_a_model_that_the_garbage_collector_does_not_show_is_checked():
-    for line in run_ranks(2, refusal_of_a_model_that_is_frozen):
-        assert line.startswith("process_group: DistributedDataParallel has 1 ranks")
-
-
 def in_a_second_process_group(folder):
     state, module = PlanState(PLAN), network()
     rank = dist.get_rank()
     check(wrapped(module, state))
-    for turn in range(2):
-        dist.destroy_process_group()
-        dist.init_process_group(
-            *("gloo", f"file://{folder}/store-{turn}"),
-            rank=rank,
-            world_size=2,
-            timeout=timedelta(seconds=60),
-        )
-        check(wrapped(module, state))
+    dist.destroy_process_group()
+    store, timeout = f"file://{folder}/store", timedelta(seconds=60)
+    dist.init_process_group("gloo", store, timeout, 2, rank)
+    check(wrapped(module, state))
     state.connect()
-
-
-@pytest.mark.slow("starts ranks")
-def test_a_state_connects_again_when_the_process_group_is_made_anew(tmp_path):
-    run_ranks(2, in_a_second_process_group, tmp_path)
 
 
 def is_served(port):
@@ -209,16 +169,10 @@ def with_process_groups_at_ports(ports):
         gc.enable()
 
 
-@pytest.mark.slow("starts ranks")
-def test_each_process_group_has_one_thread_of_beats_and_no_store_of_an_earlier():
-    first, second = free_ports(2)
-    run_ranks(2, with_process_groups_at_ports, [first, second, first])
-
-
-def said_when_rank_0_leaves_first(folder, ports):
+def said_when_rank_0_leaves_first(folder, port):
     """What rank 1 prints when rank 0, which hosts the store, is done with its model before it."""
     roll._LEAVING_SECONDS = 60.0
-    start(ports[0])
+    start(port)
     rank = dist.get_rank()
     file = folder / f"said-{rank}"
     os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
@@ -229,7 +183,7 @@ def said_when_rank_0_leaves_first(folder, ports):
     if rank == 1:
         own.wait(["largebatch-test-leaves"])
         time.sleep(0.2)  # not needed for the test to pass
-        assert is_served(ports[0])
+        assert is_served(port)
     else:
         own.set("largebatch-test-leaves", "")
     del own
@@ -237,15 +191,10 @@ def said_when_rank_0_leaves_first(folder, ports):
     del ddp
     gc.collect()
     if rank == 1:
-        assert not is_served_in_the_end(ports[0])
+        assert not is_served_in_the_end(port)
     dist.init_process_group("gloo", init_method=f"file://{folder}/end", rank=rank, world_size=2)
     dist.barrier()  # else the first could leave while the second still connects
     return file.read_text()
-
-
-@pytest.mark.slow("starts ranks")
-def test_the_rank_that_hosts_the_store_keeps_it_until_the_others_have_left(tmp_path):
-    assert run_ranks(2, said_when_rank_0_leaves_first, tmp_path, free_ports(1)) == ["", ""]
 
 
 def held():
@@ -260,8 +209,18 @@ def held():
     return len(threads), sum("memfd:largebatch" in link for link in links)
 
 
-def left_behind():
-    for turn in range(3):
+def wait_until_nothing_is_held():
+    end = time.monotonic() + 30
+    while held() != (0, 0) and time.monotonic() < end:
+        gc.collect()  # more than once: gloo's threads may still hold the last operation
+        time.sleep(0.01)
+    assert held() == (0, 0), held()
+
+
+def nothing_is_left_behind():
+    """Each state's thread and memory go with its model."""
+    wait_until_nothing_is_held()
+    for turn in range(2):
         ddp = DistributedDataParallel(network(), **PLAN.ddp_options())
         register(ddp, PLAN, TOPOLOGY)
         train(ddp)
@@ -269,13 +228,36 @@ def left_behind():
         assert threads == 1, turn
         assert files > 1  # a mapping keeps one of its own
         del ddp
-        end = time.monotonic() + 30
-        while held() != (0, 0) and time.monotonic() < end:
-            gc.collect()  # more than once: gloo's threads may still hold the last operation
-            time.sleep(0.01)
-        assert held() == (0, 0), held()
+        wait_until_nothing_is_held()
 
 
-@pytest.mark.slow("starts ranks")
-def test_a_state_leaves_no_thread_and_no_memory_behind():
-    run_ranks(2, left_behind)
+def with_one_process_group(folder):
+    lines = refusals_of_a_second_model()
+    one_model_in_many_wrappers()
+    other_models_after_the_first_has_gone()
+    in_join, frozen = refusal_in_join_of_a_second_wrapper(), refusal_of_a_model_that_is_frozen()
+    nothing_is_left_behind()
+    in_a_second_process_group(folder)
+    return lines, in_join, frozen
+
+
+def test_a_state_serves_its_model_in_each_wrapper_and_no_second_model(tmp_path):
+    expected = "state: one PlanState is registered with two models, "
+    for lines, in_join, frozen in run_ranks(2, with_one_process_group, tmp_path):
+        assert len(lines) == 3
+        for line in lines:
+            assert line.startswith(expected)
+            assert line.endswith("; valid: a PlanState(plan) of its own for each")
+        names = lines[-1].removeprefix(expected).partition(";")[0]
+        assert sorted(names.split(" and ")) == ["Linear", "Sequential"]
+        assert in_join.startswith("divide_by_initial_world_size: False in join, but a plan")
+        assert frozen.startswith("process_group: DistributedDataParallel has 1 ranks")
+
+
+def with_stores_at_ports(folder, ports):
+    with_process_groups_at_ports([*ports, ports[0]])
+    return said_when_rank_0_leaves_first(folder, ports[1])
+
+
+def test_each_process_group_has_beats_and_a_store_which_its_host_keeps_for_the_others(tmp_path):
+    assert run_ranks(2, with_stores_at_ports, tmp_path, free_ports(2)) == ["", ""]

@@ -52,6 +52,14 @@ def test_a_plan_file_of_version_1_stays_readable(tmp_path):
     assert Plan.load(tmp_path / "plan.json") == Plan(rules, 2**24)
 
 
+def with_rules(*rules, **options):
+    return json.dumps({"version": 1, "rules": rules, **options})
+
+
+RING, TORUS = {"algorithm": "ring"}, {"algorithm": "torus"}
+WITH_PHASES = "valid with: hierarchical, leader, torus"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -59,71 +67,26 @@ def test_a_plan_file_of_version_1_stays_readable(tmp_path):
         ("[]", "plan: not an object; valid: an object with keys version, rules, fusion"),
         ('{"rules": []}', "version: missing key in a plan; required: version, rules"),
         ('{"version": 2, "rules": []}', "version: unknown value 2; valid: 1"),
-        ('{"version": 1, "rules": []}', "rules: the last rule must take any size"),
-        (
-            '{"version": 1, "rules": [{"algorithm": "star"}]}',
-            "algorithm: unknown value 'star'; valid: ring, hier",
-        ),
-        ('{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": 5}]}', "must take any size"),
         ('{"version": 1, "rules": {}}', "rules: {} is not a list"),
-        (
-            '{"version": 1, "rules": ["ring"]}',
-            "rule: not an object; valid: an object with keys algorithm",
-        ),
-        ('{"version": 1, "rules": [{"max_bytes": 5}]}', "algorithm: missing key in a rule"),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "size": 5}]}',
-            "size: unknown key in a rule; valid: algorithm, max_bytes, wire_dtype",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": "fp8"}]}',
-            "wire_dtype: unknown value 'fp8'",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": []}]}',
-            r"algorithm: unknown value \[\]; valid: ring",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "chunk_bytes": 4096}]}',
-            "chunk_bytes: algorithm ring has no phases.*valid with: hierarchical, leader, torus",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "leader", "chunk_bytes": 0}]}',
-            "chunk_bytes: 0 is not a positive integer; valid: bytes, or null",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "torus", "shape": [4]}]}',
-            r"shape: \[4\] is not a grid; valid: \[X, Y\], two positive integers, or null",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "shape": [2, 4]}]}',
-            "shape: algorithm ring has no shape; valid with: torus",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": "1M"}]}',
-            "max_bytes: '1M' is not a positive integer",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "wire_dtype": {}}]}',
-            "wire_dtype: unknown value {}; valid: fp16, bf16, null",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "torus", "sum_dtype": "fp16"}]}',
-            "sum_dtype: unknown value 'fp16'; valid: fp32, null",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "sum_dtype": "fp32"}]}',
-            "sum_dtype: algorithm ring sums where it .*; valid with: hierarchical, torus",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring", "max_bytes": 5}, '
-            '{"algorithm": "ring", "max_bytes": 5}, {"algorithm": "ring"}]}',
-            r"max_bytes: \[5, 5\] do not ascend",
-        ),
-        (
-            '{"version": 1, "rules": [{"algorithm": "ring"}], "fusion_threshold_bytes": 0}',
-            "fusion_threshold_bytes: 0 is not a positive integer",
-        ),
+        (with_rules(), "rules: the last rule must take any size"),
+        (with_rules(RING | {"max_bytes": 5}), "must take any size"),
+        (with_rules("ring"), "rule: not an object; valid: an object with keys algorithm"),
+        (with_rules({"max_bytes": 5}), "algorithm: missing key in a rule"),
+        (with_rules({"algorithm": "star"}), "algorithm: unknown value 'star'; valid: ring, hier"),
+        (with_rules({"algorithm": []}), r"algorithm: unknown value \[\]; valid: ring"),
+        (with_rules(RING | {"size": 5}), "size: unknown key in a rule; valid: algorithm, max_byt"),
+        (with_rules(RING | {"wire_dtype": "fp8"}), "wire_dtype: unknown value 'fp8'"),
+        (with_rules(RING | {"wire_dtype": {}}), "wire_dtype: .* {}; valid: fp16, bf16, null"),
+        (with_rules(TORUS | {"sum_dtype": "fp16"}), "sum_dtype: .* 'fp16'; valid: fp32, null"),
+        (with_rules(RING | {"sum_dtype": "fp32"}), "sum_dtype: .*; valid with: hierarchical, tor"),
+        (with_rules(RING | {"chunk_bytes": 96}), f"chunk_bytes: .* has no phases.*{WITH_PHASES}"),
+        (with_rules(TORUS | {"chunk_bytes": 0}), "chunk_bytes: 0 is not a positive .*; valid: byt"),
+        (with_rules(TORUS | {"shape": [4]}), r"shape: \[4\] is not a grid; valid: \[X, Y\], two"),
+        (with_rules(TORUS | {"shape": [4, 0]}), r"shape: \[4, 0\] is not a grid"),
+        (with_rules(RING | {"shape": [2, 4]}), "shape: algorithm ring has .*; valid with: torus"),
+        (with_rules(RING | {"max_bytes": "1M"}), "max_bytes: '1M' is not a positive integer"),
+        (with_rules(*[RING | {"max_bytes": 5}] * 2, RING), r"max_bytes: \[5, 5\] do not ascend"),
+        (with_rules(RING, fusion_threshold_bytes=0), "fusion_threshold_bytes: 0 is not a positive"),
     ],
 )
 def test_an_invalid_file_is_refused_by_name(tmp_path, content, message):

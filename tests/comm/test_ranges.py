@@ -43,44 +43,39 @@ def reduced(plan, nodes, shared_memory):
     return {event.key for event in profiler.key_averages()}
 
 
-def by_rank(plan, nodes, shared_memory):
-    return run_ranks(sum(map(len, nodes)), reduced, plan, nodes, shared_memory)
+IN_CHUNKS = Plan(
+    (Rule("leader", max_bytes=1000), Rule("hierarchical", chunk_bytes=20_000)),
+    segments=(400, 40_000),
+)
+ON_ITS_THREAD = Plan((Rule("leader", chunk_bytes=20_000),), fusion_threshold_bytes=150_000)
+BY_THE_BACK_END = Plan.single("ring", fusion_threshold_bytes=50_000)
+
+
+def each_plan():
+    nodes = ((0, 1), (2, 3))
+    return [
+        reduced(plan, nodes, plan is not ON_ITS_THREAD)
+        for plan in (IN_CHUNKS, ON_ITS_THREAD, BY_THE_BACK_END)
+    ]
 
 
 @pytest.mark.slow("runs four ranks")
-def test_a_plan_of_two_algorithms_shows_both_with_chunks_and_phases():
+def test_all_reduces_are_named_with_their_chunks_and_phases():
     """Buckets of one layer, 40,000 bytes, and the small last one; chunks of half a layer."""
-    plan = Plan(
-        (Rule("leader", max_bytes=1000), Rule("hierarchical", chunk_bytes=20_000)),
-        segments=(400, 40_000),
-    )
-    for ranges in by_rank(plan, ((0, 1), (2, 3)), True):
+    for in_chunks, on_thread, by_the_back_end in run_ranks(4, each_plan):
         names = re.compile(r"all-reduce bucket [^,]*,[^,]*,[^,]*")
-        buckets = set(filter(names.fullmatch, ranges))
+        buckets = set(filter(names.fullmatch, in_chunks))
         assert [name.partition(", ")[2] for name in sorted(buckets)] == [
             "400 bytes, leader",
             *["39.1 KiB, hierarchical"] * 3,
         ]
-        phases = {f"chunk {chunk}, phase {phase}" for chunk in (1, 2) for phase in (1, 2)}
-        assert phases <= ranges
-
-
-@pytest.mark.slow("runs four ranks")
-def test_chunks_without_shared_memory_are_named_on_their_thread():
-    plan = Plan((Rule("leader", chunk_bytes=20_000),), fusion_threshold_bytes=150_000)
-    for ranges in by_rank(plan, ((0, 1), (2, 3)), False):
-        assert any(
-            re.fullmatch(r"all-reduce bucket \d, [\d.]+ KiB, leader", name) for name in ranges
-        )
-        chunks = {name for name in ranges if name.startswith("chunk ")}
-        assert {"chunk 1, phase 1", "chunk 2, phase 1", "chunk 1, wait for phase 1"} <= chunks
-
-
-@pytest.mark.slow("runs two ranks")
-def test_the_all_reduce_of_the_back_end_is_named():
-    plan = Plan.single("ring", fusion_threshold_bytes=50_000)
-    for ranges in by_rank(plan, ((0, 1),), True):
-        buckets = [name for name in ranges if name.startswith("all-reduce bucket")]
-        assert len(buckets) >= 2
-        assert all(name.endswith(", ring") for name in buckets)
-        assert "gloo:all_reduce" in ranges
+        assert {
+            f"chunk {chunk}, phase {phase}" for chunk in (1, 2) for phase in (1, 2)
+        } <= in_chunks
+        # Without shared memory.
+        assert any(re.fullmatch(r"all-reduce bucket \d, [\d.]+ KiB, leader", n) for n in on_thread)
+        assert {"chunk 1, phase 1", "chunk 2, phase 1", "chunk 1, wait for phase 1"} <= on_thread
+        plain = [name for name in by_the_back_end if name.startswith("all-reduce bucket")]
+        assert len(plain) >= 2
+        assert all(name.endswith(", ring") for name in plain)
+        assert "gloo:all_reduce" in by_the_back_end

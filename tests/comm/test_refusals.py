@@ -96,14 +96,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.slow("starts ranks")
-def test_models_that_cannot_take_a_plan_are_refused():
-    for lines in run_ranks(2, refusals_of_models):
-        assert lines.keys() == EXPECTED.keys()
-        for name, expected in EXPECTED.items():
-            assert lines[name].startswith(expected), lines[name]
-
-
 def uneven(model, batches=2, **options):
     """Train on one batch more on rank 1 than on rank 0; return the last gradient."""
     with model.join(**options):
@@ -135,13 +127,6 @@ def gradients_in_join():
     )
     options = {"divide_by_initial_world_size": False}
     return [refusal(lambda m=model: uneven(m, **options)) for model in (refused, refused_raw)]
-
-
-@pytest.mark.slow("starts ranks")
-def test_join_divides_by_all_ranks_or_is_refused():
-    for lines in run_ranks(2, gradients_in_join):
-        for line in lines:
-            assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
 
 
 def copies_train():
@@ -192,9 +177,19 @@ def test_two_models_may_be_given_one_topology():
     run_ranks(4, two_models)
 
 
+def on_two_ranks():
+    copies_train()
+    return refusals_of_models(), gradients_in_join()
+
+
 @pytest.mark.slow("starts ranks")
-def test_a_state_can_be_pickled_and_copied():
-    run_ranks(2, copies_train)
+def test_what_a_plan_cannot_serve_is_refused_and_states_can_be_pickled_and_copied():
+    for lines, in_join in run_ranks(2, on_two_ranks):
+        assert lines.keys() == EXPECTED.keys()
+        for name, expected in EXPECTED.items():
+            assert lines[name].startswith(expected), lines[name]
+        for line in in_join:
+            assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
 
 
 def test_a_state_is_made_before_the_process_group_and_connected_after():

@@ -1,5 +1,8 @@
-"""The layout of ranks on nodes, and the process groups made from it."""
+"""The layout of ranks on nodes, how it is found, and the process groups made from it."""
 
+import os
+import socket
+import time
 from datetime import timedelta
 from itertools import pairwise
 
@@ -8,31 +11,36 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from largebatch.comm import Topology, TopologyError
+from largebatch.comm import ALGORITHMS, Plan, Rule, Topology, TopologyError, topology
+from largebatch.comm.topology import find_nodes, group_of_rank, this_place
 from tests.ranks import run_ranks
+
+GROUP, SLURM, LOCAL = "GROUP_RANK", "SLURM_NODEID", "OMPI_COMM_WORLD_LOCAL_RANK"
+TWO_BY_TWO, UNEQUAL = ((0, 1), (2, 3)), ((1, 3), (0,), (2,))
+
+# --- the layout ------------------------------------------------------------------------------
 
 
 def test_consecutive_ranks_share_a_node():
-    topology = Topology.of(6, 2, rank=3)
-    assert topology.nodes == ((0, 1), (2, 3), (4, 5))
-    assert (topology.node, topology.local_rank) == (1, 1)
-    assert (topology.world_size, topology.ranks_per_node) == (6, 2)
+    found = Topology.of(6, 2, rank=3)
+    assert found.nodes == ((0, 1), (2, 3), (4, 5))
+    assert (found.node, found.local_rank) == (1, 1)
+    assert (found.world_size, found.ranks_per_node) == (6, 2)
+    assert Topology.from_environment().nodes == ((0,),)  # without a process group
 
 
 def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
-    with pytest.raises(
-        TopologyError,
-        match=r"^ranks_per_node: 6 ranks cannot be split into nodes of 4; valid: 1, 2, 3, 6",
-    ):
+    with pytest.raises(TopologyError, match=r"^ranks_per_node: 6 ranks .* 4; valid: 1, 2, 3, 6"):
         Topology.of(6, 4)
 
 
 def test_unequal_nodes_have_no_common_size():
-    topology = Topology(((0, 1, 2), (3, 4)), rank=4)
-    assert (topology.node, topology.local_rank, topology.world_size) == (1, 1, 5)
+    found = Topology(((0, 1, 2), (3, 4)), rank=4)
+    assert (found.node, found.local_rank, found.world_size) == (1, 1, 5)
     with pytest.raises(TopologyError, match=r"^algorithm: nodes have 3, 2 ranks"):
-        _ = topology.ranks_per_node
+        _ = found.ranks_per_node
 
 
 @given(
@@ -48,54 +56,248 @@ def test_some_of_the_ranks_stay_on_their_nodes(order, cuts, chosen):
         assert part.shared_memory == (len(chosen) == 12)
 
 
-def members(ranks_per_node):
-    groups = Topology.from_environment(ranks_per_node).groups
-    assert dist.get_process_group_ranks(groups.world) == [0, 1, 2, 3]
-    assert dist.group.WORLD not in (groups.world, groups.intra, groups.inter)
-    found = [
-        None if group is None else dist.get_process_group_ranks(group)
-        for group in (groups.intra, groups.inter)
+# --- nodes are found without torchrun ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hosts", "variables", "nodes", "source"),
+    [
+        pytest.param("aabb", {}, TWO_BY_TWO, "host names", id="mp.spawn"),
+        pytest.param("abab", {}, ((0, 2), (1, 3)), "host names", id="ranks by turns"),
+        pytest.param("aaaa", {GROUP: "0011"}, TWO_BY_TWO, GROUP, id="two agents on one machine"),
+        pytest.param("aabb", {GROUP: "0011", SLURM: "0123"}, TWO_BY_TWO, GROUP, id="under srun"),
+        pytest.param("aaaa", {SLURM: "0011"}, TWO_BY_TWO, SLURM, id="srun"),
+        pytest.param("aabb", {SLURM: "0000"}, TWO_BY_TWO, "host names", id="inherited node"),
+        pytest.param("aaaa", {LOCAL: "0101"}, TWO_BY_TWO, LOCAL, id="mpirun with one host name"),
+        pytest.param("abab", {LOCAL: "0011"}, ((0, 2), (1, 3)), "host names", id="--map-by node"),
+        pytest.param("aaaa", {LOCAL: "0011"}, ((0, 1, 2, 3),), "host names", id="one host name"),
+        pytest.param("aaaa", {LOCAL: "0102"}, ((0, 1, 2, 3),), "host names", id="no run"),
+        pytest.param("aaaa", {LOCAL: "1010"}, ((0, 1, 2, 3),), "host names", id="not from 0 on"),
+        pytest.param("aaaa", {LOCAL: "0120"}, ((0, 1, 2), (3,)), LOCAL, id="unequal by mpirun"),
+        pytest.param("aaab", {LOCAL: "0120"}, ((0, 1, 2), (3,)), "host names", id="unequal"),
+        pytest.param("aabb", {GROUP: ["0", None, "1", "1"]}, TWO_BY_TWO, "host names", id="some"),
+    ],
+)
+def test_nodes_are_found(hosts, variables, nodes, source):
+    places = [
+        {"host names": host}
+        | {name: variables.get(name, [None] * 4)[i] for name in (GROUP, SLURM, LOCAL)}
+        for i, host in enumerate(hosts)
     ]
+    assert find_nodes(places) == (nodes, source)
+
+
+def test_a_process_knows_its_place(monkeypatch):
+    monkeypatch.setenv(GROUP, "3")
+    monkeypatch.setenv(SLURM, "")
+    monkeypatch.delenv(LOCAL, raising=False)
+    expected = {"host names": socket.gethostname(), GROUP: "3", SLURM: None, LOCAL: None}
+    assert this_place() == expected
+
+
+def layouts():
+    """What ranks find that were started differently, and how it is logged."""
+    rank = dist.get_rank()
+    for name in (GROUP, SLURM, LOCAL):
+        os.environ.pop(name, None)
+    plain = Topology.from_environment()
+    os.environ[SLURM] = str(rank)
+    with_slurm = Topology.from_environment()
+    if rank == 0:  # only this rank has it
+        os.environ[GROUP] = "0"
+        del os.environ[SLURM]
+    disagreeing = Topology.from_environment()
+    with pytest.raises(TopologyError, match=r"1 on rank 0, 2 on rank 1; valid: the same on all"):
+        Topology.from_environment(rank + 1)
+    with pytest.raises(TopologyError, match="None on rank 0, 2 on rank 1"):
+        Topology.from_environment(2 if rank else None)
+    os.environ[GROUP] = str(rank)
+    found = [plain, with_slurm, disagreeing, Topology.from_environment(1)]
+    found.append(Topology.from_environment())
+    return [(each.nodes, each.source) for each in found]
+
+
+@pytest.mark.slow("starts ranks")
+def test_ranks_that_see_different_variables_agree():
+    one, two = ((0, 1),), ((0,), (1,))
+    expected = [(one, "host names"), (two, SLURM), (one, "host names"), (two, "ranks_per_node")]
+    assert run_ranks(2, layouts) == [[*expected, (two, GROUP)]] * 2
+
+
+def test_the_source_is_logged_once(caplog, monkeypatch):
+    def gather(everyone, mine):
+        everyone[:] = [mine, mine]
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    for rank in (0, 1):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        with caplog.at_level("INFO", "largebatch.comm.topology"):
+            Topology.from_environment(1)
+    assert caplog.messages == ["nodes of 1, 1 ranks, found by ranks_per_node"]
+
+
+# --- groups: their steps, counted on one rank of a large job ------------------------------------
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The calls that make groups, on a back end that is bound to a device and splits, as NCCL."""
+    calls = []
+    for name in ("new_group", "split_group"):
+        original = getattr(dist, name)
+
+        def counted(*arguments, name=name, original=original, **options):
+            calls.append(name)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(dist, name, counted)
+    monkeypatch.setattr(topology, "_splits", lambda: True)
+    yield calls
+    dist.destroy_process_group()
+
+
+def as_rank(rank, sizes):
+    """A topology of nodes of these sizes on torch's fake back end, in which no rank is another."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sum(sizes))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if not backend.supports_splitting:
+        pytest.skip("the fake back end of this torch does not split, as that of torch 2.11")
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return Topology(tuple(tuple(range(s, s + n)) for s, n in zip(starts, sizes, strict=True)), rank)
+
+
+def ranks_of(group):
+    return None if group is None else dist.get_process_group_ranks(group)
+
+
+RING, HIERARCHICAL, LEADER = Rule("ring"), Rule("hierarchical"), Rule("leader")
+
+
+@pytest.mark.parametrize(
+    ("rank", "sizes", "rules", "expected", "intra", "inter"),
+    [
+        (13, [8] * 256, [HIERARCHICAL], 2, [*range(8, 16)], [*range(5, 2048, 8)]),
+        (7, [4, 2, 3], [LEADER], 2, [6, 7, 8], [1, 5, 7]),
+        (3, [4, 2, 3], [Rule("leader", max_bytes=9), RING], 3, [0, 1, 2, 3], None),
+        (2, [2, 2], [Rule("halving-doubling")], 1, [2, 3], [0, 2]),
+        (5, [4, 4], [Rule("torus", shape=(2, 4))], 2, [4, 5, 6, 7], [1, 5]),
+        (5, [4, 4], [Rule("torus")], 2, [4, 5, 6, 7], [1, 5]),
+        (5, [8], [HIERARCHICAL], 1, [*range(8)], None),
+        (5, [1] * 8, [HIERARCHICAL], 1, None, [*range(8)]),
+    ],
+    ids=["2,048 ranks", "unequal", "two rules", "flat", "grid", "nodes as rows", "one", "of one"],
+)
+def test_a_plan_takes_one_step_for_each_level_on_a_back_end_that_splits(
+    steps, rank, sizes, rules, expected, intra, inter
+):
+    found, plan = as_rank(rank, sizes), Plan(tuple(rules))
+    plan.connect(found)
+    plan.connect(found)
+    assert steps == ["split_group"] * expected
+    assert ranks_of(found.groups.intra) == intra
+    assert ranks_of(found.groups.inter) == inter
+
+
+def test_only_a_group_that_is_bound_to_an_accelerator_is_split(monkeypatch):
+    class Group:
+        bound_device_id = None
+
+        def _get_backend(self, device):
+            return type("Backend", (), {"supports_splitting": device.index == 0})
+
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda: group)
+    group = Group()
+    assert not topology._splits()
+    for device, splits in (("cuda:0", True), ("cuda:1", False), ("cpu:0", False)):
+        group.bound_device_id = torch.device(device)
+        assert topology._splits() is splits
+
+
+# --- groups on several ranks -------------------------------------------------------------------
+
+PARTS = [[[3, 0], [1], [2]], [[2, 1, 0], [3]], [[3, 1]], [[2, 0]]]
+# Since torch 2.15.
+SPLITS_GLOO = "Gloo" in str(dist.split_group.__doc__)
+needs_split = pytest.mark.skipif(not SPLITS_GLOO, reason="this torch splits NCCL only")
+MEMBERS = {
+    2: [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]],
+    1: [[None, [0, 1, 2, 3]]] * 4,
+    4: [[[0, 1, 2, 3], None]] * 4,
+    None: [[[0, 1, 2, 3], None]] * 4,
+}
+
+
+def members():
+    found = {}
+    for ranks_per_node in MEMBERS:
+        groups = Topology.from_environment(ranks_per_node).groups
+        assert ranks_of(groups.world) == [0, 1, 2, 3]
+        assert dist.group.WORLD not in (groups.world, groups.intra, groups.inter)
+        found[ranks_per_node] = [ranks_of(groups.intra), ranks_of(groups.inter)]
     dist.barrier()  # else a fast rank could exit while others still connect
     return found
 
 
+def test_groups_inside_and_across_nodes():
+    for rank, found in enumerate(run_ranks(4, members)):
+        assert found == {size: by_rank[rank] for size, by_rank in MEMBERS.items()}
+
+
+def sums_and_members():
+    """Each algorithm's sum of 1 + rank over all ranks, and the ranks in a group of each part."""
+    topology._splits = lambda: True
+    del dist.new_group
+    sums = {}
+    for nodes in (TWO_BY_TWO, UNEQUAL):
+        layout = Topology(nodes, dist.get_rank())
+        for name, algorithm in ALGORITHMS.items():
+            if nodes == TWO_BY_TWO or name not in ("hierarchical", "torus"):
+                data = torch.arange(1.0, 8.0) * (1 + dist.get_rank())
+                algorithm.all_reduce(data, layout)
+                sums[name, nodes] = data.tolist()
+    found = [ranks_of(group_of_rank(parts)) for parts in PARTS]
+    dist.barrier()
+    return sums, found
+
+
+@pytest.mark.slow("starts four ranks")
+@needs_split
+def test_algorithms_sum_over_groups_that_are_split_off():
+    for rank, (sums, members) in enumerate(run_ranks(4, sums_and_members)):
+        assert len(sums) == 2 * len(ALGORITHMS) - 2
+        for case, found in sums.items():
+            assert found == [10.0 * i for i in range(1, 8)], case
+        for parts, found in zip(PARTS, members, strict=True):
+            part = next((sorted(part) for part in parts if rank in part), [])
+            assert found == (part if len(part) > 1 else None)
+
+
+def wait_for_a_rank_that_does_not_come(split):
+    if split:
+        topology._splits = lambda: True
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), dist.group.WORLD)
+    layout = Topology.from_environment(1)
+    groups = [layout.groups.inter, layout.groups.world, layout.grid((2, 1)).row]
+    own = Topology.from_environment(1, timeout=timedelta(seconds=7)).groups.inter
+    limits = [g._get_backend(torch.device("cpu")).options._timeout for g in (*groups, own)]
+    assert limits == [timedelta(seconds=n) for n in (1, 1, 1, 7)]
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["rank 0 has given up"], timedelta(seconds=50))
+        return 0
+    start = time.monotonic()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1), group=layout.groups.inter)
+    store.set("rank 0 has given up", "")
+    return time.monotonic() - start
+
+
+@pytest.mark.slow("starts two ranks, one of which waits a second for the other")
 @pytest.mark.parametrize(
-    ("ranks_per_node", "expected"),
-    [
-        (2, [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]]),
-        (1, [[None, [0, 1, 2, 3]]] * 4),
-        (4, [[[0, 1, 2, 3], None]] * 4),
-        (None, [[[0, 1, 2, 3], None]] * 4),
-    ],
+    "split", [False, pytest.param(True, marks=needs_split)], ids=["one by one", "split"]
 )
-def test_groups_inside_and_across_nodes(ranks_per_node, expected):
-    assert run_ranks(4, members, ranks_per_node) == expected
-
-
-def as_torchrun_has_it():
-    import os
-
-    # Two machines; torchrun numbers machines in GROUP_RANK and gives each consecutive ranks.
-    os.environ["GROUP_RANK"] = str(dist.get_rank() // 3)
-    return Topology.from_environment().nodes
-
-
-def test_the_machines_of_torchrun_are_nodes():
-    assert run_ranks(5, as_torchrun_has_it) == [((0, 1, 2), (3, 4))] * 5
-
-
-def test_without_a_process_group_there_is_one_rank():
-    assert Topology.from_environment().nodes == ((0,),)
-
-
-def timeouts(seconds):
-    timeout = timedelta(seconds=seconds)
-    groups = Topology.from_environment(1, timeout=timeout).groups
-    found = groups.inter._get_backend(torch.device("cpu")).options._timeout
-    dist.barrier()  # else a fast rank could exit while the other still connects
-    return found
-
-
-def test_groups_take_the_timeout():
-    assert run_ranks(2, timeouts, 77) == [timedelta(seconds=77)] * 2
+def test_groups_take_the_timeout_of_the_default_group_or_their_own(split):
+    waited, _ = run_ranks(2, wait_for_a_rank_that_does_not_come, split)
+    assert 0.9 < waited < 20

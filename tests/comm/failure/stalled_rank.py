@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from largebatch.comm import StallWatch, join_roll_call
 
-STEPS = 400
+STEPS = 250
 
 
 def be_late(seconds):

@@ -2,11 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ from largebatch.comm import (
     register,
 )
 from largebatch.comm.failure.roll_call import describe_missing_ranks
-from tests.ranks import CONTEXT
+from tests.ranks import CONTEXT, torchrun
 
 pytestmark = pytest.mark.slow("kills ranks and waits for the others to notice")
 
@@ -102,8 +99,9 @@ def _rank(rank, world_size, port, sender, function, args):
         sender.send((rank, f"{kind}{error}", time.monotonic() - start))
 
 
-@pytest.mark.parametrize("victim", [0, 3])
-@pytest.mark.parametrize("rule", [Rule("ring"), Rule("leader", chunk_bytes=2**18)])
+@pytest.mark.parametrize(
+    ("victim", "rule"), [(0, Rule("ring")), (3, Rule("leader", chunk_bytes=2**18))]
+)
 def test_a_killed_rank_is_named_by_all_others(victim, rule):
     raised = messages(4, summing, victim, rule)
     assert sorted(raised) == sorted({0, 1, 2, 3} - {victim})
@@ -149,10 +147,10 @@ def asleep(seconds):
 
 
 def test_a_late_rank_is_not_reported_as_missing():
-    message, seconds = messages(2, asleep, 15)[0]
+    message, seconds = messages(2, asleep, 10)[0]
     assert "did not answer" not in message
     assert "imed out" in message
-    assert seconds < 14
+    assert seconds < 9
 
 
 def several_calls():
@@ -171,7 +169,7 @@ SCRIPT = """
 import os, signal
 from datetime import timedelta
 import torch, torch.distributed as dist
-from largebatch.comm import Rule, Topology, all_reduce, missing_ranks_named
+from largebatch.comm import CollectiveError, Rule, Topology, all_reduce, missing_ranks_named
 from largebatch.comm import rendezvous
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when a rank has ended
@@ -185,13 +183,17 @@ dist.init_process_group(
 )
 topology = Topology.from_environment(ranks_per_node=1)
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-with missing_ranks_named():
-    for turn in range(20):
-        if first and turn == 3 and topology.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        tensor = torch.ones(1000)
-        all_reduce(tensor, topology, Rule("ring"))
-        assert (tensor == 3).all()
+try:
+    with missing_ranks_named():
+        for turn in range(20):
+            if first and turn == 3 and topology.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            tensor = torch.ones(1000)
+            all_reduce(tensor, topology, Rule("ring"))
+            assert (tensor == 3).all()
+except CollectiveError as error:
+    print(f"CollectiveError: {error}\\n", end="", flush=True)
+    raise
 dist.destroy_process_group()
 print(f"rank {topology.rank} finished\\n", end="")
 """
@@ -199,16 +201,13 @@ print(f"rank {topology.rank} finished\\n", end="")
 
 def test_the_job_succeeds_after_a_restart_by_torchrun(tmp_path):
     (tmp_path / "job.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "3", "--max-restarts", "1", str(tmp_path / "job.py")]
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[3] / "src"),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert sorted(done.stdout.split("\n")[:3]) == [f"rank {rank} finished" for rank in range(3)]
+    out = tmp_path / "out"
+    job = torchrun(tmp_path / "job.py", [], out, ranks=3, restarts=1)
+    job.join(170)
+    said = out.read_text()
+    assert job.exitcode == 0, said[-3000:]
+    finished = sorted(line for line in said.splitlines() if line.endswith("finished"))
+    assert finished == [f"rank {rank} finished" for rank in range(3)]
     for rank in (0, 2):
-        assert f".CollectiveError: rank {rank}: " in done.stderr
-    assert "rank 1 did not answer within" in done.stderr
+        assert f"CollectiveError: rank {rank}: " in said
+    assert "rank 1 did not answer within" in said

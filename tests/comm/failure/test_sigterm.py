@@ -112,14 +112,6 @@ def test_a_job_that_is_terminated_as_a_whole_names_nobody(tmp_path, function, co
     assert "did not answer" not in "".join(said(tmp_path, rank) for rank in range(3))
 
 
-def test_one_rank_that_is_terminated_names_nobody(tmp_path):
-    with three_ranks(tmp_path, elsewhere) as ranks:
-        ranks[0].terminate()
-        ranks[0].join(SECONDS)
-        assert [process.exitcode for process in ranks] == [-signal.SIGTERM, None, None]
-    assert said(tmp_path, 0) == ""
-
-
 def test_a_rank_that_left_in_good_order_is_not_missing(tmp_path):
     with three_ranks(tmp_path, left_by_rank_1) as ranks:
         ranks[1].join(SECONDS)

@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.comm.network import Network, missing
+from largebatch.comm import ranks_named
 from largebatch.comm.failure.stall import patience_seconds
-from largebatch.comm.failure.words import ranks_named
 from tests.comm.failure import stalled_rank
 from tests.ranks import CONTEXT
 
@@ -74,8 +74,8 @@ def _rank(rank, port, folder):
 
 
 @pytest.mark.slow("waits until a suspended rank has not answered twice")
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_suspended_rank_is_named_long_before_the_timeout(tmp_path, victim):
+def test_a_suspended_rank_is_named_long_before_the_timeout(tmp_path):
+    victim = 0
     with three_ranks(tmp_path) as ranks:
         until_all_make_steps(tmp_path)
         os.kill(ranks[victim].pid, signal.SIGSTOP)
@@ -108,7 +108,7 @@ def test_a_late_rank_is_named_with_what_it_does_and_nothing_is_ended(tmp_path):
 
 
 @pytest.mark.slow("suspends ranks for longer than the first look takes to come")
-@pytest.mark.parametrize(("victims", "seconds"), [([1], 2), ([0, 1, 2], 20)])
+@pytest.mark.parametrize(("victims", "seconds"), [([1], 2), ([0, 1, 2], 14)])
 def test_ranks_that_are_suspended_for_a_moment_or_all_together_go_on(tmp_path, victims, seconds):
     with three_ranks(tmp_path) as ranks:
         until_all_make_steps(tmp_path)

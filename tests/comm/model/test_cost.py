@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -149,6 +149,7 @@ def measured(links, topology, noise=0.0, seed=0):
 latencies, rates = st.floats(1e-6, 1e-3), st.floats(1e-11, 1e-7)
 
 
+@settings(max_examples=25)
 @given(st.builds(Links, *[st.builds(Level, latencies, rates)] * 2, st.just(0.0) | rates))
 def test_the_fit_recovers_the_links_behind_the_times(links):
     topology = Topology.of(8, 4)

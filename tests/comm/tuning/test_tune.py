@@ -3,6 +3,7 @@
 import statistics
 import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from largebatch.comm import (
     ALGORITHMS,
     Measurement,
+    Ring,
     Rule,
     Topology,
     Tuned,
@@ -35,25 +37,28 @@ def tuned(ranks_per_node, **options):
     return found, time.monotonic() - start
 
 
-@pytest.mark.parametrize(("world_size", "ranks_per_node"), [(2, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize(("world_size", "ranks_per_node"), [(4, 2), (2, 2), (2, 1)])
 def test_all_ranks_get_the_same_plan_close_to_the_best_times(world_size, ranks_per_node):
-    options = {"budget_seconds": 8.0, "sizes_bytes": SMALL, "chunks_bytes": (2**18,)}
+    options = {"budget_seconds": 5.0, "sizes_bytes": SMALL, "chunks_bytes": (2**18,)}
     results = run_ranks(world_size, tuned_with, ranks_per_node, options)
     found, seconds = results[0]
     assert all(other == found for other, _ in results)
-    assert seconds < 8 + SLACK_SECONDS
+    assert seconds < 5 + SLACK_SECONDS
     times: dict[int, dict[Rule, float]] = {}
     for m in found.measurements:
         times.setdefault(m.size_bytes, {})[m.rule] = statistics.median(m.seconds)
         assert min(m.seconds) > 0
-    assert tuple(sorted(times)) == SMALL
+    measured = tuple(sorted(times))
+    assert measured == SMALL[: len(measured)]  # all, unless the machine does much other work
+    assert len(found.notes) >= len(SMALL) - len(measured)
     for size, candidates_ in times.items():
         chosen = replace(found.plan.rule_for(size), max_bytes=None)
         assert candidates_[chosen] <= 1.05 * min(candidates_.values())
         if candidates_[Rule("ring")] <= 1.05 * min(candidates_.values()):
             assert chosen == Rule("ring")
     expected = set(candidates(Topology.of(world_size, ranks_per_node), chunks_bytes=(2**18,)))
-    assert set(times[2**20]) | set(times[65_536]) == expected
+    if measured == SMALL:
+        assert set(times[2**20]) | set(times[65_536]) == expected
     assert not any(rule.wire_dtype for rule in expected), "lossy unless asked for"
     assert found.plan.fusion_threshold_bytes in SMALL
     for m in found.measurements:  # the calibrated model reproduces them
@@ -80,30 +85,46 @@ class Slow:
         time.sleep(0.02 + 2e-7 * tensor.numel() * tensor.element_size())
 
     def traffic(self, size_bytes, topology):
-        return ALGORITHMS["ring"].traffic(size_bytes, topology)
+        return Ring().traffic(size_bytes, topology)
 
 
-def with_a_slow_one(budget_seconds, sizes):
-    ALGORITHMS["slow"] = Slow()
-    try:
+class SlowRing(Slow):
+    name = "ring"
+
+
+def with_algorithms(replaced, *, budget_seconds, sizes):
+    with mock.patch.dict(ALGORITHMS, replaced, clear="ring" in replaced):
         return tuned(2, budget_seconds=budget_seconds, sizes_bytes=sizes, chunks_bytes=())
-    finally:
-        del ALGORITHMS["slow"]
 
 
-def test_a_candidate_far_behind_is_dropped_but_never_the_flat_ring():
-    sizes = (1024, 2**18, 2**20, 2**22)
-    (found, seconds), _ = run_ranks(2, with_a_slow_one, 6.0, sizes)
+AFTER_A_SLOW_ONE, OF_A_SLOW_RING = (1024, 2**18, 2**20, 2**22), (1024, 2**18, 2**20, 2**22, 2**24)
+
+
+def with_slow_ones():
+    refusals()
+    return (
+        with_algorithms({"slow": Slow()}, budget_seconds=6.0, sizes=AFTER_A_SLOW_ONE),
+        with_algorithms({"ring": SlowRing()}, budget_seconds=4.0, sizes=OF_A_SLOW_RING),
+    )
+
+
+@pytest.fixture(scope="module")
+def slow_ones():
+    """What rank 0 finds with a slow candidate, and where the ring alone is there and slow."""
+    return run_ranks(2, with_slow_ones)[0]
+
+
+def test_a_candidate_far_behind_is_dropped_but_never_the_flat_ring(slow_ones):
+    found, seconds = slow_ones[0]
     assert seconds < 6 + SLACK_SECONDS
     measured = {(m.rule.algorithm, m.size_bytes) for m in found.measurements}
     assert ("slow", 2**20) in measured
     assert ("slow", 2**22) not in measured
-    assert all(("ring", size) in measured for size in sizes)
+    assert all(("ring", size) in measured for size in AFTER_A_SLOW_ONE)
 
 
-def test_sizes_that_do_not_fit_the_budget_are_skipped_and_named():
-    sizes = (1024, 2**18, 2**20, 2**22, 2**24)
-    (found, seconds), _ = run_ranks(2, with_a_slow_ring, 4.0, sizes)
+def test_sizes_that_do_not_fit_the_budget_are_skipped_and_named(slow_ones):
+    (found, seconds), sizes = slow_ones[1], OF_A_SLOW_RING
     assert seconds < 4 + SLACK_SECONDS  # 2**24 bytes alone would take 3.4, and 2**22 0.86
     measured = sorted({m.size_bytes for m in found.measurements})
     assert measured == list(sizes[: len(measured)])
@@ -113,35 +134,12 @@ def test_sizes_that_do_not_fit_the_budget_are_skipped_and_named():
     )
 
 
-class SlowRing(Slow):
-    name = "ring"
-
-    def traffic(self, size_bytes, topology):
-        from largebatch.comm import Ring
-
-        return Ring().traffic(size_bytes, topology)
-
-
-def with_a_slow_ring(budget_seconds, sizes):
-    kept = dict(ALGORITHMS)
-    ALGORITHMS.clear()
-    ALGORITHMS["ring"] = SlowRing()
-    try:
-        return tuned(2, budget_seconds=budget_seconds, sizes_bytes=sizes, chunks_bytes=())
-    finally:
-        ALGORITHMS.update(kept)
-
-
 def refusals():
     topology = Topology.from_environment(1)
     with pytest.raises(ValueError, match="sizes_bytes: 6 bytes are not a whole number of"):
         tune(topology, sizes_bytes=(1024, 6))
     with pytest.raises(RuntimeError, match=r"^topology: 1 rank has nothing .*; valid: 2 ranks"):
         tune(Topology.of(1, 1))
-
-
-def test_impossible_sizes_and_single_ranks_are_refused():
-    run_ranks(2, refusals)
 
 
 def made_up(topology, seconds):
