@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import capture
-from .batches import Batch, Kind, batches_of
+from .batches import Batch, Kind, Ratios, after_step, batches_of
 from .groups import has_names, named
 from .implementations import IMPLEMENTATIONS, implementation_for, triton_error_on_any
 from .masters import Written, with_current_masters
 from .memory import moved
 from .options import check_parameter, check_rate
 from .plain import plain
-from .ratios import Ratios, after_step
 from .state import restore_dtypes
 
 Overflow = tuple[Tensor | None, Tensor | None]
@@ -194,8 +193,7 @@ class LayerwiseOptimizer(Optimizer):
         """Return the trust ratio of every tensor in the last step that was not skipped, by name.
 
         Names are those given with the parameters, else ``group<i>.<j>``. Tensors that had no
-        gradient in that step are left out; the dict is empty before the first step. This call waits
-        for the device; the step itself does not.
+        gradient in that step are left out. This call waits for the device; the step does not.
         """
         return {
             name: ratio

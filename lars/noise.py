@@ -81,18 +81,12 @@ class GradientNoise:
             optimizer.zero_grad()
         print(noise.estimate())
 
-    What it measures:
-
-    - Each pass is the mean loss of ``batch_size`` examples of their own, or a multiple of that
-      which is the same for all, such as a division by the number of passes. ``noise_scale`` does
-      not depend on it; ``gradient_norm2`` and ``trace`` are those of a loss divided so.
-    - With batch norm, the gradient of an example depends on the others of its pass. The estimate is
-      then that of training with statistics over ``batch_size`` images: ``trace`` is
-      ``batch_size`` times the variance of the gradient of one pass. Where ranks share statistics
-      (SyncBatchNorm) their gradients are not independent, and the estimate is not exact.
-    - Examples drawn without replacement are, as usual, taken for a sample of a distribution, whose
-      G and Σ are estimated; not for all there is.
-    - Gradient compression that is not an average, such as PowerSGD, is not accounted for.
+    Each pass is the mean loss of ``batch_size`` examples of their own, or the same multiple of it
+    in all passes, such as a division by their number: ``noise_scale`` does not depend on it, but
+    ``gradient_norm2`` and ``trace`` are those of a loss divided so. With SyncBatchNorm, gradients
+    of ranks are not independent, and with gradient compression that is not an average (PowerSGD)
+    they are others: then the estimate is not exact. docs/concepts/gradient-noise.md says what it
+    means with batch norm and for examples drawn without replacement.
     """
 
     def __init__(

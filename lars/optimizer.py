@@ -19,9 +19,8 @@ from .implementations import implementation_for
 from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
 from .options import ADDED_LATER, check_keys, check_options, named_arguments
-from .previous_lr import CORRECTED, add_previous_lr, remember_lr
 from .reference import Hyper
-from .state import tensors_of
+from .state import CORRECTED, add_previous_lr, remember_lr, tensors_of
 from .state_dicts import converted, loaded_group
 
 _HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")

@@ -127,10 +127,7 @@ def check_keys(
     optimizer: str = "LARS",
     only_options: bool = False,
 ) -> None:
-    """Raise ValueError for a key of a group that would have no effect, or change ``of_optimizer``.
-
-    ``only_options`` refuses also the keys that torch and schedulers keep in a group.
-    """
+    """Raise ValueError for a key that would have no effect, or would change ``of_optimizer``."""
     for key in group:
         if key in options or (key in _NOT_OPTIONS and not only_options):
             continue

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .groups import adapts
 from .options import ADDED_LATER, OPTIONS, check_options
-from .previous_lr import CORRECTED
 from .sharding import layout_of
+from .state import CORRECTED
 
 #: The tensors in the state of a parameter.
 STATE = ("momentum_buffer", "master")

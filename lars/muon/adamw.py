@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from .. import capture
-from ..memory import laid_out_as, moved, packed
+from ..memory import laid_out_as, moved, packed, store
 from ..reference import compute_dtype
 from ..sharding import local
 from ..state import States, buffer_dtype
-from ..workspace import store
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 
@@ -49,10 +48,7 @@ def update(
     found_inf: Tensor | None,
     halves: Sequence[Tensor],
 ) -> None:
-    """Take one step in place, unless it overflowed, as :func:`largebatch.lars.reference.update`.
-
-    ``averages`` are from :func:`prepare`, ``options`` those of a group of Muon.
-    """
+    """Take one step in place, unless it overflowed; ``averages`` are from :func:`prepare`."""
     beta1, beta2 = options["betas"]
     lr = options["lr"]
     exp_avgs, exp_avg_sqs, steps = averages

@@ -191,11 +191,8 @@ _plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def unit_roundoff(dtype: torch.dtype, device: str = "cpu") -> float:
-    """Return the largest relative error of rounding an operand or a result of a matrix product.
-
-    Float32 counts as TF32 or bfloat16 where torch.backends lets products on ``device`` round to it.
-    """
-    if dtype == torch.float32:
+    """Return the largest relative error of rounding an operand or a result of a matrix product."""
+    if dtype == torch.float32:  # torch.backends may let its products round to less
         backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
         return {"tf32": 2.0**-11, "bf16": 2.0**-8}.get(backend.matmul.fp32_precision, 2.0**-24)
     return torch.finfo(dtype).eps / 2

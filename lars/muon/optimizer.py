@@ -23,10 +23,9 @@ from ..state import tensors_of
 from ..state_dicts import converted
 from . import adamw
 from .newton_schulz import default_dtype, newton_schulz
-from .options import DEFAULTS, OPTIONS, RANGES
+from .options import DEFAULTS, OPTIONS, RANGES, STATE, loaded_group
 from .reference import Hyper
 from .share import Sharing
-from .state_dicts import STATE, loaded_group
 from .step import Directions, directions_of, update
 
 _HYPER = tuple(Hyper.__dataclass_fields__)
@@ -85,7 +84,7 @@ class Muon(LayerwiseOptimizer):
             gradients, as under :class:`torch.nn.parallel.DistributedDataParallel`: each rank
             orthogonalises some of the tensors and broadcasts their directions, in the dtype of
             Newton-Schulz. None: each rank does all. The ranks of a node suffice, and are best where
-            the links between nodes are slow (:func:`largebatch.lars.muon.share.traffic`).
+            the links between nodes are slow.
 
     The rules ``"sgd"`` and ``"lars"`` take the :attr:`implementation` ``"auto"`` of
     :class:`~largebatch.lars.LARS`, which may be set.
