@@ -193,10 +193,7 @@ def _hook(
 
 
 def _dtype_of(parameters: Iterable[Tensor | None]) -> torch.dtype:
-    """Return the dtype of the first half-precision parameter, or else of the first of all.
-
-    It is looked up in each call, because ``model.float()`` may have changed it.
-    """
+    """Return the dtype of the first half-precision parameter, or else of the first of all."""
     first = None
     for parameter in parameters:
         if parameter is None:

@@ -32,8 +32,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
     """Compute the norm of all gradients as one vector: 0-d, FP32, on the first one's device.
 
-    The norm of a sharded gradient (DTensor) is that of the whole tensor; this is then a collective
-    over the ranks that hold the shards. The host does not wait for the device.
+    A collective where gradients are sharded (DTensor). The host does not wait for the device.
     """
     groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for gradient in gradients:
@@ -71,10 +70,7 @@ def multiply_(gradients: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return what gradients of this norm are multiplied by: ``max_norm / norm``, at most 1.
-
-    As in :func:`torch.nn.utils.clip_grad_norm_`.
-    """
+    """Return ``max_norm / norm``, at most 1, as in :func:`torch.nn.utils.clip_grad_norm_`."""
     return torch.clamp(max_norm / (norm + _EPS), max=1.0)
 
 
@@ -98,8 +94,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on ``device``, without a wait of the host unless that is the CPU.
-
-    A copy from a GPU to the CPU that does not wait may be read before it has arrived.
-    """
+    """Return a tensor on ``device``; the host waits for the copy only if that is the CPU."""
+    # A copy to the CPU that does not wait may be read before it has arrived.
     return tensor.to(device, non_blocking=device.type != "cpu")

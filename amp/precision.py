@@ -137,7 +137,7 @@ class Precision:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Return the context for the forward pass and the loss, or decorator of what computes it.
+        """Return the context manager of the forward pass and the loss, which may also decorate it.
 
         A context is entered once. A decorated function begins a forward pass in each call.
         """

@@ -17,14 +17,9 @@ _LEAST_DELAY = 20
 
 
 class SkippedSteps:
-    """Counts of skipped steps on the device of the gradients: in a row, in all, the longest run.
+    """Counts of skipped steps, on the device of the gradients; ``most`` in a row are too many."""
 
-    They are one tensor that is changed in place, so a CUDA graph that counts a step counts it
-    again in each replay.
-
-    Args:
-        most: the number of steps in a row that is too many, at least 1.
-    """
+    # One tensor that is changed in place, so that each replay of a CUDA graph counts its step.
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -34,14 +29,9 @@ class SkippedSteps:
 
     @torch.no_grad()
     def count(self, skipped: Tensor) -> int:
-        """Count a step, as skipped where ``skipped`` (0-d, bool) is true.
-
-        Returns:
-            The longest run of skipped steps if that is too many, else 0. On a CPU it includes this
-            step. On an accelerator it is read once in a number of steps, ``most`` or 20 if that is
-            more, as it was so many steps before; that is the same step on all ranks. In between,
-            and during the capture of a CUDA graph, it is 0.
-        """
+        """Count a step; return the longest run of skipped steps if that is too many, else 0."""
+        # On an accelerator the run is read once in ``most`` or 20 steps, whichever is more, as it
+        # was so many steps before: the same step on all ranks. In between the result is 0.
         in_a_row, in_all, longest = self._on(skipped.device).unbind()
         in_a_row.add_(1).mul_(skipped)
         in_all.add_(skipped)
@@ -58,11 +48,7 @@ class SkippedSteps:
         return 0 if before is None else self._if_too_many(before())
 
     def in_a_row(self, device: torch.device) -> Tensor:
-        """Return the number of steps skipped up to now in a row, 0-d; it will change in place.
-
-        Args:
-            device: that of the gradients.
-        """
+        """Return the number of steps skipped up to now in a row, 0-d; it will change in place."""
         return self._on(device)[0]
 
     def _on(self, device: torch.device) -> Tensor:
@@ -98,10 +84,7 @@ class SkippedSteps:
 
 
 def _copy_of(count: Tensor) -> Callable[[], int]:
-    """Begin to copy a count (0-d) to the host; return a function that waits for it and returns it.
-
-    The copy is queued behind the work that is queued now.
-    """
+    """Begin to copy a count (0-d) to the host; return a function that waits for its arrival."""
     on_gpu = count.device.type == "cuda"
     copy = torch.empty(1, dtype=count.dtype, pin_memory=on_gpu)
     copy.copy_(count, non_blocking=True)

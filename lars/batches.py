@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 def batches_of(group: dict[str, Any], index: int, optimizer: str = "LARS") -> dict[Kind, Batch]:
-    """Batch the parameters of a group that have a gradient by kind; an unfit one is a TypeError."""
+    """Group the parameters that have a gradient by kind; raise TypeError for an unfit gradient."""
     # Plain tuples take less time to make than named ones, and torch.compile of torch 2.11 does not
     # find the one by the other.
     batches: dict[Any, Batch] = {}
@@ -77,7 +77,7 @@ def after_step(
     found_inf: Tensor | None,
     captured: bool,
 ) -> Ratios:
-    """Return the ratios after a step, which are the last ones where ``found_inf`` is not zero."""
+    """Return the ratios after a step: those of the step before where ``found_inf`` is not zero."""
     if last is not None and last.places == places and adapts:
         if found_inf is not None:
             values = torch.where(found_inf > 0, last.values, values)

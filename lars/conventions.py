@@ -229,7 +229,7 @@ CONVENTIONS: dict[str, Convention] = {
 
 
 def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :class:`~largebatch.lars.LARS`, but ``lr``, that a row stands for."""
+    """Return the arguments of LARS, except ``lr``, for a row of :data:`CONVENTIONS`."""
     if library not in CONVENTIONS:
         raise ValueError(f"library must be one of {', '.join(CONVENTIONS)}, not {library!r}")
     convention = CONVENTIONS[library]
@@ -241,7 +241,7 @@ def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -
 
 
 def _groups(adapting: str, params: Any, options: Mapping[str, Any]) -> Any:
-    """Set ``adapt`` in each group that does not, and split groups that are exempt in part."""
+    """Set ``adapt`` in groups without it, and split groups of which a part is exempt."""
     if isinstance(params, Tensor):
         return params
     entries = list(params)

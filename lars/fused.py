@@ -263,7 +263,7 @@ class _Step:
 
 
 def _squares(block: Tensor) -> Any:
-    """Return the sum of squares: a number, or of a matrix that of each row, FP64."""
+    """Return the sum of squares as a number or, of a matrix, that of each row in FP64."""
     if block.dim() > 1:
         return torch.linalg.vector_norm(block, dim=1).double().square_()
     rest = block

@@ -168,7 +168,7 @@ class LayerwiseOptimizer(Optimizer):
 
     @property
     def implementation(self) -> str:
-        """That of LARS's steps, as in LARS; it may be set between steps, alike on all ranks."""
+        """The implementation of LARS's steps; it may be set between steps, alike on all ranks."""
         return self._implementation
 
     @implementation.setter
@@ -207,7 +207,7 @@ class LayerwiseOptimizer(Optimizer):
         return [pairs[place][0] for place in places]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with masters that are the parameters', and options in plain numbers.
+        """Return the state, with masters that have the parameters' values and no numbers of NumPy.
 
         Where a parameter has changed since the last step, its master here does too, but not in the
         optimizer. This call waits for the device.

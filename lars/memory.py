@@ -39,7 +39,7 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def flat_in_place(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-    """Return 1-D views of tensors of one shape in one order, or None where there are none."""
+    """Return 1-D views of tensors of one shape if all are packed in the same order, else None."""
     present = [t for t in tensors if t is not None]
     for t in present:
         if not t.is_contiguous():

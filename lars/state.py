@@ -32,7 +32,7 @@ States = MutableMapping[Tensor, dict[str, Tensor]]
 def prepare(
     states: States, parameters: Sequence[Tensor], *, momentum: float, master_weights: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return masters and momentum buffers, if any, of parameters of one dtype, made if need be."""
+    """Return the masters and momentum buffers of parameters of one dtype; make missing ones."""
     masters, buffers = [], []
     of_parameters = [states[parameter] for parameter in parameters]
     if has_master(parameters[0], master_weights):

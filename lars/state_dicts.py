@@ -1,4 +1,4 @@
-"""State dicts before they are loaded into LARS: checked, and converted where another optimizer's.
+"""Check state dicts before they are loaded into LARS, and convert those of other optimizers.
 
 ``torch.optim.SGD`` and timm's ``Lars`` keep momentum buffers of the form of dialect ``torch``. Of a
 tensor that adapts, such a buffer holds gradients times trust ratios: timm's does, SGD's does not.
@@ -52,7 +52,7 @@ def converted(
 def _checked(
     number: Any, parameter: Tensor, saved: Mapping[str, Any], valid: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the state of a parameter without placeholders; ValueError names what is unfit."""
+    """Return a parameter's state without placeholders; raise ValueError for what does not fit."""
     state = {}
     for key, value in saved.items():
         # SGD stores None before its first step, torch.distributed.checkpoint an empty dict for

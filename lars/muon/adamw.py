@@ -24,7 +24,7 @@ def prepare(
     *,
     master_weights: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return both averages and the step counts (0-d, FP32) of this rank, made where missing."""
+    """Return this rank's averages and step counts (0-d, FP32); make missing ones."""
     dtype = buffer_dtype(parameters[0], master_weights)
     for parameter in parameters:
         state = states[parameter]

@@ -168,7 +168,7 @@ def newton_schulz(
 
 
 def default_dtype(matrices: Tensor) -> torch.dtype:
-    """Return the dtype of the arithmetic on matrices where it is not given."""
+    """Return the default dtype of the arithmetic on some matrices."""
     if matrices.dtype == torch.float64:
         return torch.float64
     return torch.bfloat16 if matrices.is_cuda else torch.float32

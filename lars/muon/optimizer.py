@@ -292,7 +292,7 @@ class Muon(LayerwiseOptimizer):
 
 
 def _with_rate(others: Mapping[str, Any], lr: float | Tensor) -> dict[str, Any]:
-    """Return options with ``lr`` in place of ``lr_scale``, which has to be alone and >= 0."""
+    """Return options with ``lr_scale`` replaced by the rate it means; ValueError for a bad one."""
     options = dict(others)
     scale = options.pop("lr_scale", None)
     if scale is not None:

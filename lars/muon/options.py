@@ -104,7 +104,7 @@ def loaded_group(
 
 
 def _group(index: int, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a loaded group with Muon's defaults for what it lacks, or if torch's this group's."""
+    """Return a loaded group; what it lacks is Muon's default or, if torch's, as in this group."""
     if "orthogonal" in saved:
         return {**DEFAULTS, **saved}
     if not saved.keys() >= _TORCH or saved.keys() & _TIMM:

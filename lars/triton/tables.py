@@ -37,7 +37,7 @@ class Addresses(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """What depends on the sizes of tensors alone."""
+    """The programs of a kernel, which depend on the sizes of tensors alone."""
 
     sizes: Tensor  # number of elements and first program of each tensor, int64 [tensors, 2]
     programs: Tensor  # tensor and chunk of each program, int32 [programs, 2]
@@ -56,7 +56,7 @@ class _Entry(NamedTuple):
 
 
 class Cached(Generic[T]):
-    """A function of some content and a device that makes tensors there, with a cache.
+    """A cached function that makes tensors on a device from some content.
 
     The tensors may be used on any stream: another one than that on which they were made waits for
     the copy, and the memory is not reused before that stream has read it. In the capture of a CUDA
