@@ -172,7 +172,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple):
         parts = [changed.get(place, item) for place, item in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    content = copy.copy(value)  # with what else it has, such as the factory of a defaultdict
+    content = copy.copy(value)  # keeps attributes such as the factory of a defaultdict
     for key, item in changed.items():
         if isinstance(value, (list, Mapping)):
             content[key] = item
@@ -239,7 +239,7 @@ def _vectors_as_matrices(module: nn.Module, args: Any, kwargs: dict[str, Any]) -
     dtype = _dtype_of(module._parameters.values())
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
-            module.__dict__[name] = parameter.to(dtype)  # found before the module's parameters
+            module.__dict__[name] = parameter.to(dtype)  # found before the parameter
 
 
 def _vectors_as_before(module: nn.Module, args: Any, output: Any) -> None:

@@ -37,7 +37,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
     groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for gradient in gradients:
         if not is_sharded(gradient) and gradient.numel() == 0:
-            continue  # it has no largest value
+            continue  # an empty tensor has no largest value
         key: tuple[Any, ...] = (gradient.device, gradient.dtype)
         if is_sharded(gradient):
             key += (gradient.device_mesh, tuple(gradient.placements))  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
     for group in groups.values():
         # Not narrower than the gradients, which torch refuses.
         dtype = torch.promote_types(group[0].dtype, torch.float32)
-        if is_sharded(group[0]):  # for which torch has no multi-tensor norm in another dtype
+        if is_sharded(group[0]):  # torch has no multi-tensor norm in another dtype for DTensors
             norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype) for g in group]
         else:
             norms = list(torch._foreach_norm(group, norm_type, dtype=dtype))

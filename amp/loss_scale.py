@@ -236,7 +236,7 @@ class LossScaler:
         self._work.clear()
         self._passes_at_step = self._passes
         if self.enabled:
-            self._scaler._per_optimizer_states.clear()  # torch has no call for it
+            self._scaler._per_optimizer_states.clear()  # torch has no public call for this
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned, and abandon an iteration that has begun."""

@@ -243,7 +243,7 @@ class Precision:
         skipped = self._scaler.step(optimizers)
         flags = list(skipped.values())
         too_many = self._scaler.skipped_steps.count(any_of(flags)) if flags else 0
-        # Names first: statistics are put back to finite ones.
+        # Before statistics are put back, as the message names those that are not finite.
         error = self._too_many(too_many) if too_many else None
         self._statistics.end(lambda model: _skips(model, skipped))
         if error is not None:

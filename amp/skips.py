@@ -78,7 +78,7 @@ class SkippedSteps:
     def _if_too_many(self, longest: int) -> int:
         if longest < self._most:
             return 0
-        self._counts[2].zero_()  # whoever trains on is told of the next run
+        self._counts[2].zero_()  # training may go on, and a later run raises again
         self._copy = None
         return longest
 
@@ -94,7 +94,7 @@ def _copy_of(count: Tensor) -> Callable[[], int]:
 
     def arrived() -> int:
         if event is not None:
-            event.synchronize()  # long since done, unless the device is that far behind
+            event.synchronize()  # done long ago, unless the device is far behind the host
         (found,) = copy.tolist()
         return int(found)
 

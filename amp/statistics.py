@@ -75,14 +75,14 @@ def _copies_of(model: nn.Module) -> list[tuple[list[_Place], Tensor]]:
 
 @torch.no_grad()
 def _put_back(places: list[_Place], before: Tensor, skipped: Tensor) -> None:
-    # A module may have replaced its buffer: by one of the same form, or else it keeps that.
+    # A module may have replaced its buffer; one of another shape or dtype is left alone.
     now = [_like(buffers.get(name), was) for buffers, name, was in places]
     flat = _flat(now)
     back = ~flat.isfinite() | moved(skipped, before.device)
     if skips.is_free_to_read(back) and not back.any():
         return
     values = torch.where(back, before, flat).split([tensor.numel() for tensor in now])
-    # In place, since a CUDA graph reads there; an expanded tensor takes no values, and has no new.
+    # In place, for CUDA graphs. Expanded tensors cannot be written, and so have not changed.
     pairs = [(t, v.view(t.shape)) for t, v in zip(now, values, strict=True) if 0 not in t.stride()]
     torch._foreach_copy_([tensor for tensor, _ in pairs], [value for _, value in pairs])
 

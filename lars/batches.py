@@ -30,8 +30,8 @@ class Batch(NamedTuple):
 
 def batches_of(group: dict[str, Any], index: int, optimizer: str = "LARS") -> dict[Kind, Batch]:
     """Group the parameters that have a gradient by kind; raise TypeError for an unfit gradient."""
-    # Plain tuples take less time to make than named ones, and torch.compile of torch 2.11 does not
-    # find the one by the other.
+    # The keys are plain tuples, which are faster to make than named ones; torch.compile of torch
+    # 2.11 does not find an item by a key of the other kind.
     batches: dict[Any, Batch] = {}
     for place, parameter in enumerate(group["params"]):
         gradient = parameter.grad
@@ -83,6 +83,6 @@ def after_step(
             values = torch.where(found_inf > 0, last.values, values)
         if last.in_place:
             return last._replace(values=last.values.copy_(values))
-        if captured and found_inf is not None:  # read in each replay, before it is written
+        if captured and found_inf is not None:  # each replay reads it before writing
             values = last.values.copy_(values)
     return Ratios(places, values, adapts, captured)

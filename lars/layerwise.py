@@ -81,7 +81,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._written = Written(type(self).__name__)  # of no step: state was loaded
+        self._written = Written(type(self).__name__)  # forgets steps before a load
         self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
         for options in (self.defaults, *self.param_groups):
             for name, value in self._of_older.items():
@@ -116,7 +116,7 @@ class LayerwiseOptimizer(Optimizer):
         if self._master_weights and not traced:
             self._written.note(self.state)
         updated = {(i, j) for i, of_group in enumerate(batches) for j in range(len(of_group))}
-        # In place: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
+        # Not replaced: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
         for key in [key for key in self._ratios if key not in updated]:
             del self._ratios[key]
         return loss

@@ -62,7 +62,7 @@ class Written:
         if self._differs is not None:
             differs = differs | moved(self._differs, differs.device)
         self._differs, self._comparisons = differs, self._comparisons + 1
-        # On an accelerator the host waits for the value: ever less often, if each step compares.
+        # Reading the flag waits for an accelerator: it is read after 1, 2, 4, 8, ... comparisons.
         rarely = self._comparisons & (self._comparisons - 1) == 0
         if (rarely or differs.device.type == "cpu") and differs:
             self._warned = True

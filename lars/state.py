@@ -85,7 +85,7 @@ def restore_dtypes(
             state[name] = saved[name].to(
                 parameter.device, buffer_dtype(parameter, master_weights), copy=True
             )
-        if "step" in saved:  # torch would use the tensor of the state dict itself
+        if "step" in saved:  # torch would keep the state dict's own tensor
             state["step"] = saved["step"].to(parameter.device, torch.float32, copy=True)
         if "master" in saved and has_master(parameter, master_weights):
             state["master"] = saved["master"].to(parameter.device, torch.float32, copy=True)

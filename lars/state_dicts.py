@@ -37,7 +37,7 @@ def converted(
     saved_groups = state_dict["param_groups"]
     sizes, saved_sizes = ([len(g["params"]) for g in of] for of in (groups, saved_groups))
     if sizes != saved_sizes:
-        return dict(state_dict)  # the base class refuses it
+        return dict(state_dict)  # the base class will raise the error
     states, new_groups = dict(state_dict["state"]), []
     for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
         loaded: list[Loaded] = []
@@ -95,7 +95,7 @@ def loaded_group(
     if "dialect" in saved:
         options = dict(saved)
         if any(name not in saved for name in OPTIONS if name not in ADDED_LATER):
-            # Of an optimizer in a wrapper, which keeps the options of LARS in its own attributes.
+            # State of SGD in a wrapper such as apex LARC, which has the options of LARS itself.
             options = _without_foreign_options(index, {**_options(group), **saved})
     elif "trust_coeff" in saved:
         source, options = "timm's Lars, ", _from_timm(index, saved)
@@ -109,7 +109,7 @@ def loaded_group(
         )
     check_options({**ADDED_LATER, **options})
     if source and not buffered:
-        options["dialect"] = group["dialect"]  # nothing in the state depends on it
+        options["dialect"] = group["dialect"]  # without buffers, state fits any dialect
     if options["dialect"] != group["dialect"]:
         raise ValueError(
             f"the loaded state is of {source}dialect {options['dialect']!r}, this optimizer of "

@@ -71,7 +71,7 @@ def update(
         list(steps),
         foreach=False,
         fused=True,
-        # The kernel compares with 1, and takes the flag from the counts of steps.
+        # The kernel skips where the flag is 1, and subtracts it from the step counts.
         found_inf=None if found_inf is None else (found_inf > 0).float(),
         amsgrad=False,
         beta1=beta1,

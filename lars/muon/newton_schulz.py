@@ -106,7 +106,7 @@ def runs(steps: tuple[Polynomial, ...], rows: int, columns: int, unit: float) ->
     largest = 1.0  # bounds the eigenvalues of X X^T
     error = math.inf  # bounds that of the eigenvalues of the rounded Gram matrix
     for a, b, c in steps:
-        if not error <= TOLERANCE:  # nor where it is NaN, as the steps diverge
+        if not error <= TOLERANCE:  # written so that NaN, of steps that diverge, fails too
             found.append(())
             error = unit * largest
         found[-1] += ((a, b, c),)
@@ -217,7 +217,7 @@ def _step(x: Tensor, a: float, b: float, c: float) -> Tensor:
 
 
 def _gram_run(x: Tensor, run: Sequence[Polynomial]) -> Tensor:
-    # Memory that is reused from product to product stays in the cache of a CPU.
+    # Buffers that are reused for all products stay in the cache of a CPU.
     r, z, q, spare = x.new_empty(4, x.shape[0], x.shape[1], x.shape[1]).unbind()
     torch.bmm(x, x.mT, out=r)
     for index, (a, b, c) in enumerate(run):

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..options import FLAG, Range, check_options, one_of
 from ..options import RANGES as LARS
-from ..options import Range, check_options, one_of
 from ..state_dicts import Loaded
 from .newton_schulz import NS_COEFFICIENTS, polynomials
 from .reference import ADJUST_LR_FNS, CONV_MODES
@@ -51,12 +51,10 @@ def _are_coefficients(value: Any) -> bool:
         return False
 
 
-_FLAG: Range = (lambda value: value in (False, True), "True or False")
-
 #: As :data:`largebatch.lars.options.RANGES`.
 RANGES: dict[str, Range] = {
     **{name: LARS[name] for name in ("momentum", "weight_decay", "trust_coefficient", "adapt")},
-    **dict.fromkeys(("orthogonal", "nesterov", "norm_projection", "maximize"), _FLAG),
+    **dict.fromkeys(("orthogonal", "nesterov", "norm_projection", "maximize"), FLAG),
     "adjust_lr_fn": one_of(ADJUST_LR_FNS),
     "conv_mode": one_of(CONV_MODES),
     "ns_coefficients": (
@@ -77,7 +75,7 @@ RANGES: dict[str, Range] = {
 STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step", "master")
 _ADAMW = ("step", "exp_avg", "exp_avg_sq")
 _TORCH = {"momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn", "eps"}
-# What a group has of timm's Muon and not of torch's; timm's mixes rules in one group.
+# Keys of groups of timm's Muon, which mixes rules in one group, that torch's lacks.
 _TIMM = {"algo", "conv_mode", "safety_factor"}
 
 

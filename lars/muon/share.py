@@ -143,7 +143,7 @@ class Sharing:
             if start < end
         ]
         for work in works:
-            if work is not None:  # it is where this rank is not in the group
+            if work is not None:  # None: this rank is not in the group
                 work.wait()
         return [like(part, move, conv_mode) for part, move in zip(parts, moves, strict=True)]
 

@@ -54,7 +54,7 @@ def update(
     if hyper.norm_projection:
         norms = _norms(w, sum_over_shards)
         torch._foreach_mul_(w, _to_norm_of_rows(norms, shapes, lr))
-    # Numbers, as a tensor of them would be copied to the device, for which the host waits.
+    # Python numbers: the host would wait for the copy of a tensor of them to the device.
     factors = [direction_factor(shape, hyper.conv_mode) for shape in shapes]
     ratios = None
     if hyper.adjust_lr_fn == "trust_ratio":
@@ -154,6 +154,6 @@ def _to_norm_of_rows(
     """Return the factors that rescale weights ``[out, ...]`` to the norm sqrt(out)."""
     factors = list(norms.reciprocal().unbind())
     torch._foreach_mul_(factors, [math.sqrt(shape[0]) for shape in shapes])
-    # At a rate of 0 nothing moves: torch.distributed.checkpoint makes state by such a step.
+    # A step at rate 0 changes nothing: torch.distributed.checkpoint creates state by one.
     moves = (norms > 0) & (lr > 0)
     return list(torch.where(moves, torch.stack(factors), 1.0).unbind())

@@ -24,7 +24,7 @@ from .. import capture
 CHUNK = 16_384
 
 _ALIGNED_BYTES = 16  # the largest load of one GPU thread
-_MOST = 64  # several times the number of parameter groups and dtypes in use
+_MOST = 64  # entries of a cache: several times the parameter groups and dtypes in use
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -130,7 +130,7 @@ def _numbers(values: Sequence[float], device: torch.device) -> Numbers:
 
 
 def _number(value: float, device: torch.device) -> Numbers:
-    # As a kernel's argument: a learning rate is a new number in each step.
+    # Filled by a kernel whose argument is the number: no copy, though each step has a new rate.
     return Numbers(torch.full((), value, dtype=torch.float64, device=device))
 
 
