@@ -1,7 +1,7 @@
 """Loss scaling: skipped steps on one rank and on several, and the bound that stops a run."""
 
 import statistics
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 import torch
@@ -32,10 +32,11 @@ def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("scale", ["dynamic", 256.0, 1000])
-@pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_an_overflow_skips_the_step_and_halves_a_dynamic_scale(name, kind, scale):
-    loop = Loop(name, kind, loss_scale=scale).step()
+@pytest.mark.parametrize(
+    ("of", "scale"), [*zip(2 * KINDS, cycle(["dynamic", 256.0, "dynamic", 1000]))]
+)
+def test_an_overflow_skips_the_step_and_halves_a_dynamic_scale(of, scale):
+    loop = Loop(*of, loss_scale=scale).step()
     first = INITIAL_LOSS_SCALE if scale == "dynamic" else scale
     assert loop.precision.loss_scale == first
     before = state_of(loop)
@@ -73,14 +74,6 @@ def test_the_loss_scale_multiplies_gradients_but_not_updates(name):
     for a, b in zip(scaled.model.parameters(), unscaled.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
     assert unscaled.precision.loss_scale == 1.0
-
-
-def test_a_scale_keeps_gradients_that_fp16_would_flush():
-    flushed, kept = Loop("fp16-master", loss_scale="none"), Loop("fp16-master", loss_scale=2.0**14)
-    for loop in (flushed, kept):
-        loop.backward(1e-7)
-    assert not any(p.grad.any() for p in flushed.model.parameters() if p.dtype == torch.float16)
-    assert kept.model.conv1.weight.grad.count_nonzero() > 100
 
 
 @pytest.mark.parametrize(("most", "good_before"), [(1, 0), (2, 3), (5, 1)])
