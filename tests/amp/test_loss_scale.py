@@ -5,15 +5,12 @@ from itertools import cycle, pairwise
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.amp import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, GradientOverflowError, Precision
 from tests.amp.nets import Loop
-from tests.ranks import run_ranks
 
 FP16 = [name for name, form in PRECISIONS.items() if form.compute == torch.float16]
 KINDS = [(name, kind) for name in FP16 for kind in ("lars", "sgd") if (name, kind) != (
@@ -206,37 +203,3 @@ def test_skips_at_the_floor_count_and_weights_stay_finite(least):
     old.precision.load_state_dict({**old.precision.state_dict(), "scale": 0.0})
     assert old.run([False] * 3) == [1.0] * 3
     assert old.weight.isfinite()
-
-
-def ddp_run(name, kind):
-    """Take six steps of two micro-batches, with an overflow on one rank in three of the steps."""
-    rank = dist.get_rank()
-    loop = Loop(name, kind)
-    loop.network = DistributedDataParallel(loop.model)
-    seen = []
-    for step in range(6):
-        for micro_batch in range(2):
-            bad = (step, micro_batch, rank) in ((1, 0, 1), (3, 1, 0), (4, 0, 0))
-            if micro_batch == 0:
-                with loop.network.no_sync():
-                    loop.backward(1e30 if bad else 0.1)
-            else:
-                loop.backward(1e30 if bad else 0.1)
-        loop.update()
-        seen.append((loop.precision.skipped_steps, loop.precision.loss_scale))
-    return seen, [p.detach().clone() for p in loop.model.parameters()]
-
-
-def ddp_runs():
-    return [ddp_run(name, kind) for name, kind in KINDS]
-
-
-@pytest.mark.slow("starts two ranks")
-def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows():
-    first, second = run_ranks(2, ddp_runs)
-    for (seen, weights), (others, their_weights) in zip(first, second, strict=True):
-        assert seen == others
-        assert [skipped for skipped, _ in seen] == [0, 1, 1, 2, 3, 3]
-        assert [scale for _, scale in seen][-1] == INITIAL_LOSS_SCALE / 2
-        assert same(weights, their_weights)
-        assert all(torch.isfinite(w).all() for w in weights)
