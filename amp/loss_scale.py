@@ -48,7 +48,7 @@ class _Work:
 
 
 class LossScaler:
-    """Scale the loss, and skip steps whose gradients are not finite; see Precision."""
+    """Scale the loss, and skip steps whose gradients are not finite; arguments as Precision's."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class LossScaler:
 
     def _work_on(self, optimizer: Optimizer, *, anew: bool = False) -> _Work:
         """Return what has been done to an optimizer's gradients since the last backward pass."""
-        # ``anew``: forget what was done before a backward pass, as the caller left out a step.
+        # With ``anew``, what was done before a backward pass counts for a step that was left out.
         work = self._work.get(optimizer)
         done = work is not None and (work.unscaled or work.factor is not None)
         if work is None or (work.passes != self._passes and (anew or not done)):

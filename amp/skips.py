@@ -19,12 +19,12 @@ _LEAST_DELAY = 20
 class SkippedSteps:
     """Counts of skipped steps, on the device of the gradients; ``most`` in a row are too many."""
 
-    # One tensor that is changed in place, so that each replay of a CUDA graph counts its step.
-
     def __init__(self, most: int) -> None:
         self._most = most
         self._delay = self._steps_to_reading = max(most, _LEAST_DELAY)
-        self._counts = torch.zeros(3, dtype=torch.int64)  # in a row now, in all, the longest run
+        # In a row now, in all, the longest run. One tensor that is changed in place, so that each
+        # replay of a CUDA graph counts its step.
+        self._counts = torch.zeros(3, dtype=torch.int64)
         self._copy: Callable[[], int] | None = None
 
     @torch.no_grad()

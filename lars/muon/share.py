@@ -27,8 +27,8 @@ from torch import Tensor
 from .. import capture
 from .step import like, orthogonalized, wide_matrices
 
-#: FLOPs of a GPU in the time of the launches of a batch of matrices, about fifteen kernels. An
-#: estimate, which no result needs.
+#: FLOPs that a GPU could do while it launches the kernels for one batch of matrices, about fifteen.
+#: An estimate: it affects the balance of work, and no result.
 BATCH_FLOPS = 2e10
 
 #: Number, rows and columns of the matrices of a tensor, with rows <= columns.
@@ -46,7 +46,7 @@ class Plan:
 
 @lru_cache(maxsize=256)
 def plan_of(shapes: tuple[Shape, ...], ranks: int, of_batch: float) -> Plan:
-    """Give each tensor to the rank that has it done first; ``of_batch``: FLOPs of a new shape."""
+    """Give each tensor to the rank that has it done first; a new shape costs ``of_batch`` FLOPs."""
     costs = [flops(shape) for shape in shapes]
     loads, owners = [0.0] * ranks, [0] * len(shapes)
     batches: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
