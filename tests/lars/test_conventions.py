@@ -22,14 +22,10 @@ from tests.lars.problems import assert_close, train
 ROOT = Path(__file__).parents[2]
 STEPS_TAKEN = 40
 SCHEDULE = polynomial(2.0, STEPS_TAKEN, warmup_steps=10, end=0.01)
-NESTEROV = ["mlperf", "simclr", "simclr-popular", "moco-v3", "timm", "torchlars", "lightly"]
-NESTEROV += [
-    "solo-learn",
-    "torch-optimizer",
-    "lightning-bolts",
-    "pytorch-optimizer",
-    "apex",
-    "apex-scale",
+NESTEROV = [
+    *("mlperf", "simclr", "simclr-popular", "moco-v3", "timm", "torchlars", "lightly"),
+    *("solo-learn", "torch-optimizer", "lightning-bolts", "pytorch-optimizer"),
+    *("apex", "apex-scale"),
 ]
 
 #: Groups that users pass: all parameters at once; those of 1 dimension apart, as Barlow Twins and

@@ -171,14 +171,14 @@ def test_masters_keep_updates_that_half_precision_loses(implementation, dtype):
             master_weights=master_weights,
             implementation=implementation,
         )
-        for _ in range(100):
+        for _ in range(50):
             parameter.grad = torch.ones_like(parameter)
             optimizer.step()
         return parameter.detach().float()
 
     assert torch.equal(train(master_weights=False), torch.ones(16))
     torch.testing.assert_close(
-        train(master_weights=True), torch.full((16,), 0.98), rtol=0, atol=4e-3
+        train(master_weights=True), torch.full((16,), 0.99), rtol=0, atol=4e-3
     )
 
 
