@@ -172,7 +172,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple):
         parts = [changed.get(place, item) for place, item in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    content = copy.copy(value)  # with what else it has, such as the factory of a defaultdict
+    content = copy.copy(value)  # keeps attributes such as the factory of a defaultdict
     for key, item in changed.items():
         if isinstance(value, (list, Mapping)):
             content[key] = item
@@ -193,10 +193,7 @@ def _hook(
 
 
 def _dtype_of(parameters: Iterable[Tensor | None]) -> torch.dtype:
-    """Return the dtype of the first half-precision parameter, or else of the first of all.
-
-    It is looked up in each call, because ``model.float()`` may have changed it.
-    """
+    """Return the dtype of the first half-precision parameter, or else of the first of all."""
     first = None
     for parameter in parameters:
         if parameter is None:
@@ -242,7 +239,7 @@ def _vectors_as_matrices(module: nn.Module, args: Any, kwargs: dict[str, Any]) -
     dtype = _dtype_of(module._parameters.values())
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
-            module.__dict__[name] = parameter.to(dtype)  # found before the module's parameters
+            module.__dict__[name] = parameter.to(dtype)  # found before the parameter
 
 
 def _vectors_as_before(module: nn.Module, args: Any, output: Any) -> None:

@@ -49,11 +49,7 @@ PRECISIONS: dict[str, PrecisionForm] = {
 
 
 def precision_name(name: str) -> str:
-    """Return the name of a precision in ``PRECISIONS``, given that name or an apex level.
-
-    Raises:
-        ValueError: there is no such precision.
-    """
+    """Return the name of a precision in ``PRECISIONS``, given that name or an apex level."""
     name = OPT_LEVELS.get(name, name)
     if name not in PRECISIONS:
         valid = ", ".join([*PRECISIONS, *OPT_LEVELS])

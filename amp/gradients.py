@@ -32,13 +32,12 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
     """Compute the norm of all gradients as one vector: 0-d, FP32, on the first one's device.
 
-    The norm of a sharded gradient (DTensor) is that of the whole tensor; this is then a collective
-    over the ranks that hold the shards. The host does not wait for the device.
+    A collective where gradients are sharded (DTensor). The host does not wait for the device.
     """
     groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for gradient in gradients:
         if not is_sharded(gradient) and gradient.numel() == 0:
-            continue  # it has no largest value
+            continue  # an empty tensor has no largest value
         key: tuple[Any, ...] = (gradient.device, gradient.dtype)
         if is_sharded(gradient):
             key += (gradient.device_mesh, tuple(gradient.placements))  # type: ignore[attr-defined]
@@ -47,7 +46,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
     for group in groups.values():
         # Not narrower than the gradients, which torch refuses.
         dtype = torch.promote_types(group[0].dtype, torch.float32)
-        if is_sharded(group[0]):  # for which torch has no multi-tensor norm in another dtype
+        if is_sharded(group[0]):  # torch has no multi-tensor norm in another dtype for DTensors
             norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype) for g in group]
         else:
             norms = list(torch._foreach_norm(group, norm_type, dtype=dtype))
@@ -71,10 +70,7 @@ def multiply_(gradients: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return what gradients of this norm are multiplied by: ``max_norm / norm``, at most 1.
-
-    As in :func:`torch.nn.utils.clip_grad_norm_`.
-    """
+    """Return ``max_norm / norm``, at most 1, as in :func:`torch.nn.utils.clip_grad_norm_`."""
     return torch.clamp(max_norm / (norm + _EPS), max=1.0)
 
 
@@ -98,8 +94,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on ``device``, without a wait of the host unless that is the CPU.
-
-    A copy from a GPU to the CPU that does not wait may be read before it has arrived.
-    """
+    """Return a tensor on ``device``; the host waits for the copy only if that is the CPU."""
+    # A copy to the CPU that does not wait may be read before it has arrived.
     return tensor.to(device, non_blocking=device.type != "cpu")

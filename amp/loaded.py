@@ -1,4 +1,4 @@
-"""State dicts before they are loaded into ``MasterWeights``: checked before anything changes."""
+"""Check state dicts before they are loaded into ``MasterWeights``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ _LIKE_PARAMETER |= {"square_avg", "grad_avg", "acc_delta", "exp_inf", "prev", "a
 
 
 def check_loaded(content: Mapping[str, Any], outer: Optimizer, inner: Optimizer) -> None:
-    """Raise ValueError if a state dict is not of ``inner`` with the parameters of ``outer``.
-
-    Args:
-        content: the state dict, with or without masters.
-        outer: the optimizer of the half-precision parameters.
-        inner: the wrapped one, of their masters.
-    """
+    """Raise ValueError if a state dict is not of ``inner`` with the parameters of ``outer``."""
     name = type(inner).__name__
     for key in ("state", "param_groups"):
         if key not in content:

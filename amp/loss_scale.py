@@ -39,34 +39,16 @@ class GradientOverflowError(RuntimeError):
 
 @dataclass
 class _Work:
-    """What has been done to the gradients of an optimizer since its last step.
+    """What has been done to the gradients of an optimizer since its last step."""
 
-    Attributes:
-        passes: number of backward passes before it was done; another one makes it invalid.
-        unscaled: whether they are divided by the loss scale.
-        clipped_by: what they have been multiplied by in place, 0-d, to clip them.
-        factor: what the optimizer multiplies them by in its step, 0-d, to clip them.
-    """
-
-    passes: int
+    passes: int  # backward passes before it was done; another one makes it invalid
     unscaled: bool = False
-    clipped_by: Tensor | None = None
-    factor: Tensor | None = None
+    clipped_by: Tensor | None = None  # factor, 0-d, by which gradients were clipped in place
+    factor: Tensor | None = None  # factor, 0-d, by which the optimizer will clip them in its step
 
 
 class LossScaler:
-    """Scale the loss, and skip steps whose gradients are not finite.
-
-    Args:
-        loss_scale: ``"dynamic"``, ``"none"`` (nothing is scaled, checked or skipped), or a number
-            for a static scale.
-        device_type: ``"cuda"`` or ``"cpu"``.
-        max_skipped_steps: number of consecutive skipped steps that stops training, at least 1.
-        min_loss_scale: the least dynamic scale.
-
-    Raises:
-        ValueError: an argument is invalid.
-    """
+    """Scale the loss, and skip steps whose gradients are not finite; arguments as Precision's."""
 
     def __init__(
         self,
@@ -105,12 +87,7 @@ class LossScaler:
         return self._scaler.scale(loss)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide an optimizer's gradients by the scale, in place.
-
-        Raises:
-            RuntimeError: they are unscaled already, or no backward pass has made them.
-            ValueError: they are in FP16.
-        """
+        """Divide an optimizer's gradients by the scale, in place."""
         if not self.enabled:
             return
         self._check_backward("unscale_")
@@ -132,14 +109,8 @@ class LossScaler:
         work.unscaled = True
 
     def clip_(self, optimizer: Optimizer, max_norm: float, norm_type: float) -> Tensor:
-        """Clip an optimizer's unscaled gradients to a total norm, and return the norm before.
-
-        Optimizers that unscale gradients themselves get a factor instead, in their step.
-
-        Raises:
-            RuntimeError: no backward pass has made gradients since the last step.
-            ValueError: the gradients are in FP16 and the optimizer cannot unscale them.
-        """
+        """Clip an optimizer's unscaled gradients to a total norm, and return the norm before."""
+        # Optimizers that unscale gradients themselves get a factor in their step instead.
         if self.enabled:
             self._check_backward("clip_grad_norm_")
         work = self._work_on(optimizer, anew=not self.enabled)
@@ -172,12 +143,7 @@ class LossScaler:
     def step(self, optimizers: Sequence[Optimizer]) -> dict[Optimizer, Tensor]:
         """Step each optimizer unless its gradients are not finite, and update the scale once.
 
-        Returns:
-            Whether each optimizer that has gradients was skipped, 0-d, bool; empty without scaling.
-
-        Raises:
-            RuntimeError: there has been no backward pass since the last step, or one after
-                gradients were unscaled or clipped.
+        Returns whether each that has gradients was skipped, 0-d, bool; empty without scaling.
         """
         if self.enabled and any(gradients_of(optimizer) for optimizer in optimizers):
             self._check_backward("step")
@@ -226,12 +192,8 @@ class LossScaler:
             )
 
     def _work_on(self, optimizer: Optimizer, *, anew: bool = False) -> _Work:
-        """Return what has been done to an optimizer's gradients since the last backward pass.
-
-        Args:
-            optimizer: the optimizer.
-            anew: forget what was done before a backward pass, since the caller left out a step.
-        """
+        """Return what has been done to an optimizer's gradients since the last backward pass."""
+        # With ``anew``, what was done before a backward pass counts for a step that was left out.
         work = self._work.get(optimizer)
         done = work is not None and (work.unscaled or work.factor is not None)
         if work is None or (work.passes != self._passes and (anew or not done)):
@@ -257,10 +219,7 @@ class LossScaler:
         return self._scaler.get_scale() if scale is None else scale
 
     def gradient_scale_in_step(self, optimizer: Optimizer) -> float:
-        """Return the factor of loss scale and clipping that an optimizer finds in its gradients.
-
-        It is meant for hooks of the optimizer's step. Reading it waits for the device.
-        """
+        """Return loss scale times clip factor of the gradients, in a hook of the step; waits."""
         work = self._work[optimizer]
         # GradScaler has unscaled the gradients of optimizers that do not divide.
         scale = 1.0 if work.unscaled or not divides_gradients(optimizer) else self.value
@@ -277,13 +236,10 @@ class LossScaler:
         self._work.clear()
         self._passes_at_step = self._passes
         if self.enabled:
-            self._scaler._per_optimizer_states.clear()  # torch has no call for it
+            self._scaler._per_optimizer_states.clear()  # torch has no public call for this
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned; a static scale does not change.
-
-        An iteration that has begun is abandoned.
-        """
+        """Load what :meth:`state_dict` returned, and abandon an iteration that has begun."""
         self.abandon()
         if not self.enabled or not state:
             return
@@ -304,10 +260,7 @@ def any_of(flags: Sequence[Tensor]) -> Tensor:
 
 
 def divides_gradients(optimizer: Optimizer) -> bool:
-    """Whether an optimizer divides gradients by its attribute ``grad_scale``, as GradScaler asks.
-
-    Such are LARS, MasterWeights and the fused optimizers of torch.
-    """
+    """Whether an optimizer divides gradients by its ``grad_scale``, as torch's fused ones do."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
@@ -323,19 +276,13 @@ def _next_scale(scaler: GradScaler, overflow: Tensor, in_a_row: Tensor, least: f
     anew, and would never grow). A scale that is too high overflows again in the next step, and then
     falls as with torch.
 
-    The floor is apex.amp's ``min_loss_scale`` and fairseq's ``threshold_loss_scale``. Fairseq's
-    ``tolerance`` and DeepSpeed's ``hysteresis`` rather let some overflows pass; where large
-    gradients overflow now and then, they go on skipping those batches.
-
-    The host does not wait for the device.
-
-    Args:
-        scaler: has the scale and the tracker, which is the number n of good steps since the scale
-            last grew, or ``~n`` (negative) while an overflow after a good step has it halved.
-        overflow: whether the step was skipped, 0-d.
-        in_a_row: the number of steps that were skipped directly before it, 0-d.
-        least: the least scale.
+    ``in_a_row`` steps were skipped directly before this one. The floor ``least`` is apex.amp's
+    ``min_loss_scale`` and fairseq's ``threshold_loss_scale``. Fairseq's ``tolerance`` and
+    DeepSpeed's ``hysteresis`` rather let some overflows pass; where large gradients overflow now
+    and then, they go on skipping those batches. The host does not wait for the device.
     """
+    # The tracker is the number n of good steps since the scale last grew, or ~n (negative) while
+    # an overflow after a good step has it halved.
     scale, tracker = scaler._check_scale_growth_tracker("update")
     alone = moved(in_a_row == 0, scale.device)
     overflow = moved(overflow, scale.device)

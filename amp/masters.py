@@ -320,10 +320,7 @@ def current_master(optimizer: Optimizer | None, parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def current(parameter: Tensor, master: Tensor) -> Tensor:
-    """Return a master or, where it does not round to the parameter, a copy with these values.
-
-    The host waits for the device.
-    """
+    """Return a master, or a copy that has the parameter's values where it rounds to others."""
     value, own = local(parameter.detach()), local(master)
     same = _rounds_to(own, value)
     if same.all():
@@ -334,12 +331,12 @@ def current(parameter: Tensor, master: Tensor) -> Tensor:
 
 
 def _rounds_to(master: Tensor, parameter: Tensor) -> Tensor:
-    """Where a master rounds to the value of a parameter, or both are NaN."""
+    """Return where a master rounds to the value of a parameter, or both are NaN."""
     rounded = master.to(parameter.device, parameter.dtype)
     return torch.isclose(rounded, parameter, rtol=0, atol=0, equal_nan=True)
 
 
 def _mark(parameter: Tensor) -> tuple[Any, ...]:
-    """Return what tells that a parameter was written: counters, address and dtype."""
+    """Return what changes when a parameter is written: version counters, address and dtype."""
     part = local(parameter)  # with a counter of its own
     return parameter._version, part._version, part.data_ptr(), part.dtype

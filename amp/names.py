@@ -1,4 +1,4 @@
-"""Names that a recipe is checked with, which load nothing."""
+"""Names that recipes are checked against, in a module that does not load torch."""
 
 #: The precisions; ``PRECISIONS`` has them by these names.
 PRECISION_NAMES = ("fp32", "bf16", "fp16", "bf16-master", "fp16-master", "fp16-pure")

@@ -1,4 +1,4 @@
-"""Name the layers in which gradients or batch statistics have overflowed: waits for the device."""
+"""Name the layers in which gradients or batch statistics have overflowed; waits for the device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ _MOST_NAMES = 3
 
 
 def affected(models: Sequence[nn.Module]) -> str:
-    """Say where gradients are not finite now, in the order of backward, and in which norm layers.
-
-    Args:
-        models: the models that the precision has converted.
-    """
+    """Say where gradients are not finite, in the order of backward, and in which norm layers."""
     if not models:
         return "no layer can be named without precision.convert(model)"
     gradients = [

@@ -137,7 +137,7 @@ class Precision:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Return the context for the forward pass and the loss, or decorator of what computes it.
+        """Return the context manager of the forward pass and the loss, which may also decorate it.
 
         A context is entered once. A decorated function begins a forward pass in each call.
         """
@@ -243,7 +243,7 @@ class Precision:
         skipped = self._scaler.step(optimizers)
         flags = list(skipped.values())
         too_many = self._scaler.skipped_steps.count(any_of(flags)) if flags else 0
-        # Names first: statistics are put back to finite ones.
+        # Before statistics are put back, as the message names those that are not finite.
         error = self._too_many(too_many) if too_many else None
         self._statistics.end(lambda model: _skips(model, skipped))
         if error is not None:

@@ -17,31 +17,21 @@ _LEAST_DELAY = 20
 
 
 class SkippedSteps:
-    """Counts of skipped steps on the device of the gradients: in a row, in all, the longest run.
-
-    They are one tensor that is changed in place, so a CUDA graph that counts a step counts it
-    again in each replay.
-
-    Args:
-        most: the number of steps in a row that is too many, at least 1.
-    """
+    """Counts of skipped steps, on the device of the gradients; ``most`` in a row are too many."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._delay = self._steps_to_reading = max(most, _LEAST_DELAY)
-        self._counts = torch.zeros(3, dtype=torch.int64)  # in a row now, in all, the longest run
+        # In a row now, in all, the longest run. One tensor that is changed in place, so that each
+        # replay of a CUDA graph counts its step.
+        self._counts = torch.zeros(3, dtype=torch.int64)
         self._copy: Callable[[], int] | None = None
 
     @torch.no_grad()
     def count(self, skipped: Tensor) -> int:
-        """Count a step, as skipped where ``skipped`` (0-d, bool) is true.
-
-        Returns:
-            The longest run of skipped steps if that is too many, else 0. On a CPU it includes this
-            step. On an accelerator it is read once in a number of steps, ``most`` or 20 if that is
-            more, as it was so many steps before; that is the same step on all ranks. In between,
-            and during the capture of a CUDA graph, it is 0.
-        """
+        """Count a step; return the longest run of skipped steps if that is too many, else 0."""
+        # On an accelerator the run is read once in ``most`` or 20 steps, whichever is more, as it
+        # was so many steps before: the same step on all ranks. In between the result is 0.
         in_a_row, in_all, longest = self._on(skipped.device).unbind()
         in_a_row.add_(1).mul_(skipped)
         in_all.add_(skipped)
@@ -58,11 +48,7 @@ class SkippedSteps:
         return 0 if before is None else self._if_too_many(before())
 
     def in_a_row(self, device: torch.device) -> Tensor:
-        """Return the number of steps skipped up to now in a row, 0-d; it will change in place.
-
-        Args:
-            device: that of the gradients.
-        """
+        """Return the number of steps skipped up to now in a row, 0-d; it will change in place."""
         return self._on(device)[0]
 
     def _on(self, device: torch.device) -> Tensor:
@@ -92,16 +78,13 @@ class SkippedSteps:
     def _if_too_many(self, longest: int) -> int:
         if longest < self._most:
             return 0
-        self._counts[2].zero_()  # whoever trains on is told of the next run
+        self._counts[2].zero_()  # training may go on, and a later run raises again
         self._copy = None
         return longest
 
 
 def _copy_of(count: Tensor) -> Callable[[], int]:
-    """Begin to copy a count (0-d) to the host; return a function that waits for it and returns it.
-
-    The copy is queued behind the work that is queued now.
-    """
+    """Begin to copy a count (0-d) to the host; return a function that waits for its arrival."""
     on_gpu = count.device.type == "cuda"
     copy = torch.empty(1, dtype=count.dtype, pin_memory=on_gpu)
     copy.copy_(count, non_blocking=True)
@@ -111,7 +94,7 @@ def _copy_of(count: Tensor) -> Callable[[], int]:
 
     def arrived() -> int:
         if event is not None:
-            event.synchronize()  # long since done, unless the device is that far behind
+            event.synchronize()  # done long ago, unless the device is far behind the host
         (found,) = copy.tolist()
         return int(found)
 

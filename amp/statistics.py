@@ -23,11 +23,7 @@ _Place = tuple[dict[str, Tensor | None], str, Tensor]
 
 
 class Statistics:
-    """The models of a precision, and copies of their buffers from before an iteration.
-
-    Buffers are copied with the other buffers of their module if one of these has a floating-point
-    dtype: what counts batches is then put back with what averages over them.
-    """
+    """The models of a precision, and copies of their buffers from before an iteration."""
 
     def __init__(self) -> None:
         # Buffers of one device and dtype with their former values, flat; None between iterations.
@@ -52,13 +48,10 @@ class Statistics:
                     self._copies[model] = _copies_of(model)
 
     def end(self, skips_of: Callable[[nn.Module], Tensor | None]) -> None:
-        """End the iteration; the host does not wait for an accelerator.
+        """Put buffers back where ``skips_of(model)`` is true (0-d, bool), and end the iteration.
 
-        Buffers are put back where ``skips_of(model)`` (0-d, bool) is true, and else where they are
-        not finite: those are of a batch that the caller has dropped without a word.
-
-        Args:
-            skips_of: whether a model's step was skipped; None to leave its buffers as they are.
+        Else they are put back where they are not finite, as after a batch that the caller dropped
+        without :meth:`Precision.abandon`; where it is None, never. The host does not wait.
         """
         for model, copies in list(self._copies.items()):
             skipped = None if copies is None else skips_of(model)
@@ -73,6 +66,7 @@ def _copies_of(model: nn.Module) -> list[tuple[list[_Place], Tensor]]:
     groups: dict[Any, list[_Place]] = defaultdict(list)
     for module in model.modules():
         own = [(name, b) for name, b in module._buffers.items() if b is not None and b.numel()]
+        # With other buffers of the module: what counts batches, and what averages over them.
         if module.training and any(buffer.is_floating_point() for _, buffer in own):
             for name, buffer in own:
                 groups[buffer.device, buffer.dtype].append((module._buffers, name, buffer))
@@ -81,20 +75,20 @@ def _copies_of(model: nn.Module) -> list[tuple[list[_Place], Tensor]]:
 
 @torch.no_grad()
 def _put_back(places: list[_Place], before: Tensor, skipped: Tensor) -> None:
-    # A module may have replaced its buffer: by one of the same form, or else it keeps that.
+    # A module may have replaced its buffer; one of another shape or dtype is left alone.
     now = [_like(buffers.get(name), was) for buffers, name, was in places]
     flat = _flat(now)
     back = ~flat.isfinite() | moved(skipped, before.device)
     if skips.is_free_to_read(back) and not back.any():
         return
     values = torch.where(back, before, flat).split([tensor.numel() for tensor in now])
-    # In place, since a CUDA graph reads there; an expanded tensor takes no values, and has no new.
+    # In place, for CUDA graphs. Expanded tensors cannot be written, and so have not changed.
     pairs = [(t, v.view(t.shape)) for t, v in zip(now, values, strict=True) if 0 not in t.stride()]
     torch._foreach_copy_([tensor for tensor, _ in pairs], [value for _, value in pairs])
 
 
 def _like(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """Return a tensor if it has the shape, dtype and device of another, and else the other."""
+    """Return a tensor, or ``other`` if its shape, dtype or device is not the same."""
     if tensor is None or tensor.shape != other.shape:
         return other
     return tensor if (tensor.dtype, tensor.device) == (other.dtype, other.device) else other

@@ -1,4 +1,4 @@
-"""Batches of tensors that are updated together: of one device, dtype, sharding and adaptation."""
+"""Batches of tensors that are updated together, and the trust ratios of each batch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Batch(NamedTuple):
 
 
 def batches_of(group: dict[str, Any], index: int, optimizer: str = "LARS") -> dict[Kind, Batch]:
-    """Batch the parameters of a group that have a gradient by kind; an unfit one is a TypeError."""
-    # Plain tuples take less time to make than named ones, and torch.compile of torch 2.11 does not
-    # find the one by the other.
+    """Group the parameters that have a gradient by kind; raise TypeError for an unfit gradient."""
+    # The keys are plain tuples, which are faster to make than named ones; torch.compile of torch
+    # 2.11 does not find an item by a key of the other kind.
     batches: dict[Any, Batch] = {}
     for place, parameter in enumerate(group["params"]):
         gradient = parameter.grad
@@ -57,3 +57,32 @@ def _unfit(name: str, parameter: Tensor, gradient: Tensor, optimizer: str) -> st
         f"the gradient of {name} is sharded as {layout_of(gradient)}, the parameter as "
         f"{layout_of(parameter)}; both must be sharded alike"
     )
+
+
+class Ratios(NamedTuple):
+    """The trust ratios of one batch of tensors."""
+
+    places: list[int]  # of the tensors in their group
+    values: Tensor  # one per tensor
+    adapts: bool  # else all ratios are 1
+    in_place: bool  # whether later steps change ``values`` in place, as those in a CUDA graph do
+
+
+def after_step(
+    last: Ratios | None,
+    places: list[int],
+    values: Tensor,
+    *,
+    adapts: bool,
+    found_inf: Tensor | None,
+    captured: bool,
+) -> Ratios:
+    """Return the ratios after a step: those of the step before where ``found_inf`` is not zero."""
+    if last is not None and last.places == places and adapts:
+        if found_inf is not None:
+            values = torch.where(found_inf > 0, last.values, values)
+        if last.in_place:
+            return last._replace(values=last.values.copy_(values))
+        if captured and found_inf is not None:  # each replay reads it before writing
+            values = last.values.copy_(values)
+    return Ratios(places, values, adapts, captured)

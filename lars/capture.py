@@ -16,6 +16,6 @@ def captures(device: torch.device) -> bool:
 
 
 def refuse(device: torch.device, problem: str) -> None:
-    """Raise RuntimeError in a capture, where it is too late for what a first step does."""
+    """Raise RuntimeError during a capture: what a first step creates must exist before."""
     if captures(device):
         raise RuntimeError(f"the optimizer {problem} yet; valid: take a step before the capture")

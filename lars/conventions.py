@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -52,6 +53,10 @@ class Convention:
 
 _NORM_OF_SUM = "norm-of-sum"
 _BY_NAME = "It exempts biases and batch norm by name, `LARS.like` by their dimensions."
+
+# Two forms that many have: in self-supervised learning, and around torch's SGD.
+_self_supervised = partial(Convention, dialect="torch", denominator=_NORM_OF_SUM)
+_around_sgd = partial(Convention, dialect="torch", momentum=0.0, eps=1e-8)
 
 #: The conventions by the name that :meth:`largebatch.lars.LARS.like` takes.
 CONVENTIONS: dict[str, Convention] = {
@@ -109,58 +114,33 @@ CONVENTIONS: dict[str, Convention] = {
         adapting="matrices",
         note=_BY_NAME,
     ),
-    "barlow-twins": Convention(
+    "barlow-twins": _self_supervised(
         "Barlow Twins",
         "facebookresearch/barlowtwins, main.py",
-        "torch",
-        denominator=_NORM_OF_SUM,
         adapting="not vectors",
         note="Learning rates of 0.2 for weights and 0.0048 for vectors, which are its two groups.",
     ),
-    "vicreg": Convention(
-        "VICReg",
-        "facebookresearch/vicreg, main_vicreg.py",
-        "torch",
-        denominator=_NORM_OF_SUM,
-        adapting="not vectors",
+    "vicreg": _self_supervised(
+        "VICReg", "facebookresearch/vicreg, main_vicreg.py", adapting="not vectors"
     ),
-    "dino": Convention(
-        "DINO",
-        "facebookresearch/dino, utils.py",
-        "torch",
-        denominator=_NORM_OF_SUM,
-        adapting="not vectors",
+    "dino": _self_supervised("DINO", "facebookresearch/dino, utils.py", adapting="not vectors"),
+    "moco-v3": _self_supervised(
+        "MoCo v3", "facebookresearch/moco-v3, moco/optimizer.py", adapting="matrices"
     ),
-    "moco-v3": Convention(
-        "MoCo v3",
-        "facebookresearch/moco-v3, moco/optimizer.py",
-        "torch",
-        denominator=_NORM_OF_SUM,
-        adapting="matrices",
-    ),
-    "byol": Convention(
+    "byol": _self_supervised(
         "BYOL",
         "google-deepmind/deepmind-research, byol/utils/optimizers.py",
-        "torch",
-        denominator=_NORM_OF_SUM,
         adapting="matrices",
         note=_BY_NAME,
     ),
-    "timm": Convention(
+    "timm": _around_sgd(
         "timm, Lars",
         "huggingface/pytorch-image-models, timm/optim/lars.py",
-        "torch",
-        momentum=0.0,
-        eps=1e-8,
         adapting="decayed",
         note="Its `always_adapt=True` is `adapt=True` here.",
     ),
-    "torchlars": Convention(
-        "torchlars around SGD",
-        "kakaobrain/torchlars, torchlars/lars.py, adaptive_lr_cuda.cu",
-        "torch",
-        momentum=0.0,
-        eps=1e-8,
+    "torchlars": _around_sgd(
+        "torchlars around SGD", "kakaobrain/torchlars, torchlars/lars.py, adaptive_lr_cuda.cu"
     ),
     "pytorch-optimizer": Convention(
         "pytorch_optimizer, LARS",
@@ -169,23 +149,17 @@ CONVENTIONS: dict[str, Convention] = {
         adapting="matrices",
         note="Where the gradient is zero, its ratio is coefficient / weight decay, and ours 1.",
     ),
-    "torch-optimizer": Convention(
+    "torch-optimizer": _around_sgd(
         "torch_optimizer, LARS",
         "jettify/pytorch-optimizer, torch_optimizer/lars.py",
-        "torch",
-        momentum=0.0,
         trust_coefficient=0.01,
-        eps=1e-8,
         decay_at_zero_norm=False,
         adapting="decayed",
         note="Its docstring says 0.001.",
     ),
-    "lightly": Convention(
+    "lightly": _around_sgd(
         "lightly, LARS",
         "lightly-ai/lightly, lightly/utils/lars.py",
-        "torch",
-        momentum=0.0,
-        eps=1e-8,
         decay_at_zero_norm=False,
         adapting="decayed",
     ),
@@ -198,12 +172,9 @@ CONVENTIONS: dict[str, Convention] = {
         adapting="not vectors",
         note="Its `eta` is `trust_coefficient` here, its `clip_lars_lr=True` is `trust_clip=True`.",
     ),
-    "lightning-bolts": Convention(
+    "lightning-bolts": _around_sgd(
         "Lightning Bolts, LARS",
         "Lightning-Universe/lightning-bolts, pl_bolts/optimizers/lars.py",
-        "torch",
-        momentum=0.0,
-        eps=1e-8,
         decay_at_zero_norm=False,
         adapting="decayed",
     ),
@@ -229,7 +200,7 @@ CONVENTIONS: dict[str, Convention] = {
 
 
 def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of :class:`~largebatch.lars.LARS`, but ``lr``, that a row stands for."""
+    """Return the arguments of LARS, except ``lr``, for a row of :data:`CONVENTIONS`."""
     if library not in CONVENTIONS:
         raise ValueError(f"library must be one of {', '.join(CONVENTIONS)}, not {library!r}")
     convention = CONVENTIONS[library]
@@ -241,7 +212,7 @@ def arguments(library: str, params: Iterable[Any], options: Mapping[str, Any]) -
 
 
 def _groups(adapting: str, params: Any, options: Mapping[str, Any]) -> Any:
-    """Set ``adapt`` in each group that does not, and split groups that are exempt in part."""
+    """Set ``adapt`` in groups without it, and split groups of which a part is exempt."""
     if isinstance(params, Tensor):
         return params
     entries = list(params)

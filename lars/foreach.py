@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .coefficients import Divisor, coefficients, divisor
+from .memory import as_dtype, store, workspace
 from .reference import Hyper, compute_dtype
-from .workspace import as_dtype, store, workspace
 
 
 def update(
@@ -30,7 +30,7 @@ def update(
 ) -> Tensor:
     """Take one step in place; see :func:`largebatch.lars.reference.update`.
 
-    Of shards, ``sum_over_shards`` sums over the ranks that hold the others, for whole trust ratios.
+    If tensors are shards, ``sum_over_shards`` sums squared norms over the ranks that hold the rest.
     """
     dtype = compute_dtype(weights[0])
     w = as_dtype(weights, dtype)

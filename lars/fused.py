@@ -29,10 +29,10 @@ from .reference import Hyper, compute_dtype
 _BLOCK = 2**22  # elements of a workspace, at most
 _SMALL = 2**15  # elements up to which an operator runs on one thread
 _STACK = 2**18  # elements of small tensors in a stack, about
-_FEW = 8  # small tensors of equal shape, below which stacking takes longer than it saves
-_DOT = 2**18  # elements, at most, whose squares are added by the dot product, which is faster
-_ROW = 2**10  # elements whose squares are added in FP32 in larger tensors
-# The kernel takes the rate as 1 - dampening, which loses precision below these rates.
+_FEW = 8  # fewer small tensors of equal shape are not stacked, which would take longer
+_DOT = 2**18  # up to so many elements, squares are summed by a dot product, which is faster
+_ROW = 2**10  # of larger tensors, so many squares are summed in FP32, their sums in FP64
+# The kernel takes the rate as 1 - dampening, which is inaccurate for rates below these.
 _LEAST_RATE = {torch.float32: 2.0**-29, torch.float64: 2.0**-16}
 
 
@@ -263,7 +263,7 @@ class _Step:
 
 
 def _squares(block: Tensor) -> Any:
-    """Return the sum of squares: a number, or of a matrix that of each row, FP64."""
+    """Return the sum of squares as a number or, of a matrix, that of each row in FP64."""
     if block.dim() > 1:
         return torch.linalg.vector_norm(block, dim=1).double().square_()
     rest = block

@@ -160,7 +160,7 @@ def _classifiers(model: nn.Module) -> list[nn.Module]:
     if get is None:
         layers: list[nn.Module] = [m for m in model.modules() if isinstance(m, _LAYERS)]
         return layers[-1:]
-    found = get()  # None or an identity where the outputs are features
+    found = get()  # None or nn.Identity in a model without a head
     found = found if isinstance(found, list | tuple) else [found]
     return [module for module in found if isinstance(module, nn.Module)]
 

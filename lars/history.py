@@ -27,7 +27,7 @@ class TrustRatioHistory:
 
     def __init__(self, optimizer: LayerwiseOptimizer) -> None:
         self._optimizer = optimizer
-        # By batch of tensors: runs of steps in which the same ones had a gradient.
+        # For each batch of tensors: the runs of steps in which the same tensors had a gradient.
         self._runs: dict[tuple[int, int], list[tuple[list[int], list[Tensor]]]] = {}
 
     def record(self) -> None:
@@ -37,7 +37,7 @@ class TrustRatioHistory:
                 runs = self._runs.setdefault(key, [])
                 if not runs or runs[-1][0] != places:
                     runs.append((list(places), []))
-                runs[-1][1].append(ratios.clone())  # a graph may write to it later
+                runs[-1][1].append(ratios.clone())  # a CUDA graph may overwrite it
 
     def read(self) -> dict[str, Tensor]:
         """Return the recorded ratios by parameter name, and clear the record.

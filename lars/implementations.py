@@ -51,7 +51,7 @@ def implementation_for(name: str, kind: Kind, dialect: str) -> Update:
 
 
 def triton_error_on_any(devices: Iterable[torch.device]) -> str | None:
-    """Return why Triton launches no kernel on one of some devices; None: it does on all."""
+    """Return why Triton cannot launch kernels on one of the devices, or None if it can on all."""
     return next(filter(None, map(triton_launch_error, devices)), None)
 
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import capture
-from .batches import Batch, Kind, batches_of
+from .batches import Batch, Kind, Ratios, after_step, batches_of
 from .groups import has_names, named
 from .implementations import IMPLEMENTATIONS, implementation_for, triton_error_on_any
 from .masters import Written, with_current_masters
 from .memory import moved
 from .options import check_parameter, check_rate
 from .plain import plain
-from .ratios import Ratios, after_step
 from .state import restore_dtypes
 
 Overflow = tuple[Tensor | None, Tensor | None]
@@ -82,7 +81,7 @@ class LayerwiseOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._written = Written(type(self).__name__)  # of no step: state was loaded
+        self._written = Written(type(self).__name__)  # forgets steps before a load
         self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
         for options in (self.defaults, *self.param_groups):
             for name, value in self._of_older.items():
@@ -117,7 +116,7 @@ class LayerwiseOptimizer(Optimizer):
         if self._master_weights and not traced:
             self._written.note(self.state)
         updated = {(i, j) for i, of_group in enumerate(batches) for j in range(len(of_group))}
-        # In place: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
+        # Not replaced: torch.compile of torch 2.11 cannot set an attribute of an optimizer.
         for key in [key for key in self._ratios if key not in updated]:
             del self._ratios[key]
         return loss
@@ -169,7 +168,7 @@ class LayerwiseOptimizer(Optimizer):
 
     @property
     def implementation(self) -> str:
-        """That of LARS's steps, as in LARS; it may be set between steps, alike on all ranks."""
+        """The implementation of LARS's steps; it may be set between steps, alike on all ranks."""
         return self._implementation
 
     @implementation.setter
@@ -194,8 +193,7 @@ class LayerwiseOptimizer(Optimizer):
         """Return the trust ratio of every tensor in the last step that was not skipped, by name.
 
         Names are those given with the parameters, else ``group<i>.<j>``. Tensors that had no
-        gradient in that step are left out; the dict is empty before the first step. This call waits
-        for the device; the step itself does not.
+        gradient in that step are left out. This call waits for the device; the step does not.
         """
         return {
             name: ratio
@@ -209,7 +207,7 @@ class LayerwiseOptimizer(Optimizer):
         return [pairs[place][0] for place in places]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with masters that are the parameters', and options in plain numbers.
+        """Return the state, with masters that have the parameters' values and no numbers of NumPy.
 
         Where a parameter has changed since the last step, its master here does too, but not in the
         optimizer. This call waits for the device.

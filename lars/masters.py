@@ -22,7 +22,7 @@ from .state import HALF, States
 
 
 class Written:
-    """What parameters with a master were like after the last step of an optimizer."""
+    """Notices which parameters with a master were written since the optimizer's last step."""
 
     def __init__(self, optimizer: str) -> None:
         self._optimizer = optimizer
@@ -51,7 +51,7 @@ class Written:
             self._warn_if(differs)
 
     def note(self, states: States) -> None:
-        """Note what they are like after a step, which moves none but may have made masters."""
+        """Note version counters and addresses after a step, which may have made masters."""
         parameters = _with_master(states)
         if len(parameters) == len(self._marks[0]):
             self._marks = (*_versions(parameters), *self._marks[2:])
@@ -62,7 +62,7 @@ class Written:
         if self._differs is not None:
             differs = differs | moved(self._differs, differs.device)
         self._differs, self._comparisons = differs, self._comparisons + 1
-        # On an accelerator the host waits for the value: ever less often, if each step compares.
+        # Reading the flag waits for an accelerator: it is read after 1, 2, 4, 8, ... comparisons.
         rarely = self._comparisons & (self._comparisons - 1) == 0
         if (rarely or differs.device.type == "cpu") and differs:
             self._warned = True
@@ -78,7 +78,7 @@ class Written:
 def with_current_masters(
     content: dict[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a copy of a state dict with masters that are the parameters' now; it may wait."""
+    """Return a state dict whose masters have the values of parameters that changed; it may wait."""
     states = dict(content["state"])
     numbers = (number for saved in content["param_groups"] for number in saved["params"])
     parameters = (parameter for group in groups for parameter in group["params"])
@@ -99,7 +99,7 @@ def _with_master(states: States) -> list[Tensor]:
 
 
 def _marks(parameters: Sequence[Tensor]) -> tuple[list[Any], ...]:
-    """Return what tells that parameters were written, by kind: lists, which are fast."""
+    """Return version counters, addresses, dtypes and identities, in lists, which are fast."""
     shards = parameters if {*map(type, parameters)} == {Parameter} else local(parameters)
     addresses, dtypes = [s.data_ptr() for s in shards], [s.dtype for s in shards]
     return *_versions(parameters), addresses, dtypes, [*map(id, parameters)]
@@ -114,6 +114,6 @@ def _versions(parameters: Sequence[Tensor]) -> tuple[list[int], list[int]]:
 
 
 def _rounds_to(master: Tensor, parameter: Tensor) -> Tensor:
-    """Where a master rounds to the value of a parameter, or both are NaN."""
+    """Return where a master rounds to the value of a parameter, or both are NaN."""
     rounded = master.to(parameter.device, parameter.dtype)
     return torch.isclose(rounded, parameter, rtol=0, atol=0, equal_nan=True)

@@ -1,7 +1,8 @@
-"""Memory layout of tensors, for kernels that walk through memory element by element.
+"""Tensors in the memory layout, dtype and device that a kernel needs.
 
-Such kernels need the weight, gradient and buffer of a parameter to store their elements in the
-same order, whatever the order is (contiguous, channels-last, transposed).
+Kernels that walk through memory element by element need the weight, gradient and buffer of a
+parameter to store their elements in the same order, whatever the order is (contiguous,
+channels-last, transposed).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def laid_out_as(model: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def flat_in_place(tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-    """Return 1-D views of tensors of one shape in one order, or None where there are none."""
+    """Return 1-D views of tensors of one shape if all are packed in the same order, else None."""
     present = [t for t in tensors if t is not None]
     for t in present:
         if not t.is_contiguous():
@@ -57,8 +58,31 @@ def _order(tensor: Tensor) -> list[int]:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on ``device``, without a wait of the host unless that is the CPU.
-
-    A copy from a GPU to the CPU that does not wait may be read before it has arrived.
-    """
+    """Return a tensor on ``device``; the host waits for the copy only if that is the CPU."""
+    # A copy to the CPU that does not wait may be read before it has arrived.
     return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def as_dtype(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the tensors in ``dtype``; those that have it already are not copied."""
+    return [t.to(dtype) for t in tensors]
+
+
+def workspace(
+    targets: Sequence[Tensor], dtype: torch.dtype, found_inf: Tensor | None
+) -> list[Tensor]:
+    """Return tensors in ``dtype`` to update in place: ``targets`` when no copy is needed."""
+    work = as_dtype(targets, dtype)
+    if found_inf is not None and targets[0].dtype == dtype:
+        return [t.clone() for t in work]
+    return work
+
+
+def store(targets: Sequence[Tensor], work: Sequence[Tensor], found_inf: Tensor | None) -> None:
+    """Round ``work`` into ``targets``, which stay bit for bit where ``found_inf`` is not zero."""
+    if work[0] is targets[0]:
+        return
+    if found_inf is not None:
+        pairs, overflowed = zip(targets, work, strict=True), found_inf > 0
+        work = [torch.where(overflowed, old, new.to(old.dtype)) for old, new in pairs]
+    torch._foreach_copy_(list(targets), list(work))

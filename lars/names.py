@@ -1,4 +1,4 @@
-"""Names that a recipe is checked with, which load nothing."""
+"""Names that recipes are checked against, in a module that does not load torch."""
 
 #: The dialects; ``DIALECTS`` has them by these names.
 DIALECT_NAMES = ("mlperf", "mlperf-corrected", "torch", "larc", "simclr-popular")

@@ -81,18 +81,12 @@ class GradientNoise:
             optimizer.zero_grad()
         print(noise.estimate())
 
-    What it measures:
-
-    - Each pass is the mean loss of ``batch_size`` examples of their own, or a multiple of that
-      which is the same for all, such as a division by the number of passes. ``noise_scale`` does
-      not depend on it; ``gradient_norm2`` and ``trace`` are those of a loss divided so.
-    - With batch norm, the gradient of an example depends on the others of its pass. The estimate is
-      then that of training with statistics over ``batch_size`` images: ``trace`` is
-      ``batch_size`` times the variance of the gradient of one pass. Where ranks share statistics
-      (SyncBatchNorm) their gradients are not independent, and the estimate is not exact.
-    - Examples drawn without replacement are, as usual, taken for a sample of a distribution, whose
-      G and Σ are estimated; not for all there is.
-    - Gradient compression that is not an average, such as PowerSGD, is not accounted for.
+    Each pass is the mean loss of ``batch_size`` examples of their own, or the same multiple of it
+    in all passes, such as a division by their number: ``noise_scale`` does not depend on it, but
+    ``gradient_norm2`` and ``trace`` are those of a loss divided so. With SyncBatchNorm, gradients
+    of ranks are not independent, and with gradient compression that is not an average (PowerSGD)
+    they are others: then the estimate is not exact. docs/concepts/gradient-noise.md says what it
+    means with batch norm and for examples drawn without replacement.
     """
 
     def __init__(
@@ -117,7 +111,7 @@ class GradientNoise:
         self.batch_size = batch_size
         self._group = process_group
         self._device = self._parameters[0].device
-        # A ring of the estimates of |G|² and tr(Σ) of each step, on the device.
+        # Ring buffer of the estimates of |G|² and tr(Σ) of the last steps, on the device.
         self._rows = torch.zeros(window, 2, dtype=torch.float64, device=self._device)
         self._measured = 0
         self._handles: list[RemovableHandle] = []
@@ -180,7 +174,7 @@ class GradientNoise:
         large = self._sum_of_squares(_norms(gradients))
         norm2 = (batches * large - small) / (batches - 1)
         trace = self.batch_size * batches / (batches - 1) * (small - large)
-        scale = scale.double() if isinstance(scale, Tensor) else scale  # its square in FP32 is inf
+        scale = scale.double() if isinstance(scale, Tensor) else scale  # or scale**2 overflows
         self._rows[self._measured % len(self._rows)] = torch.stack([norm2, trace]) / scale**2
         self._measured += 1
 
@@ -203,7 +197,8 @@ class GradientNoise:
             raise ValueError("GradientNoise takes no sparse gradients; valid: sparse=False")
         self._passes[index] += 1
         with torch.no_grad():
-            self._norms.append(_norm(gradient))
+            norm: Tensor = torch.linalg.vector_norm(gradient, dtype=_wide(gradient))
+            self._norms.append(norm)
 
     def _forget(self) -> None:
         self._passes = [0] * len(self._parameters)
@@ -220,14 +215,8 @@ class GradientNoise:
         return dist.get_world_size(self._group)
 
 
-def _norm(gradient: Tensor) -> Tensor:
-    """Return the norm, 0-d, in FP32 or wider."""
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=_wide(gradient))
-    return norm
-
-
 def _norms(gradients: list[Tensor]) -> list[Tensor]:
-    """Return the norm of each in few operators, in another order."""
+    """Return the norms of gradients by few operators, grouped by device and dtype."""
     groups = _alike(gradients)
     return [n for group in groups for n in torch._foreach_norm(group, 2, dtype=_wide(group[0]))]
 

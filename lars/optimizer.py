@@ -19,9 +19,8 @@ from .implementations import implementation_for
 from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
 from .options import ADDED_LATER, check_keys, check_options, named_arguments
-from .previous_lr import CORRECTED, add_previous_lr, remember_lr
 from .reference import Hyper
-from .state import tensors_of
+from .state import CORRECTED, add_previous_lr, remember_lr, tensors_of
 from .state_dicts import converted, loaded_group
 
 _HYPER = tuple(name for name in Hyper.__dataclass_fields__ if name != "previous_lr")
@@ -189,7 +188,7 @@ class LARS(LayerwiseOptimizer):
 
             optimizer = LARS.like("vicreg", model.parameters(), lr=1.6, weight_decay=1e-6)
         """
-        # Without a rate the constructor says what is missing.
+        # Without a rate, the constructor raises the error.
         rate: dict[str, Any] = {} if lr is None else {"lr": lr}
         return cls(**rate, **conventions.arguments(library, params, options))
 
@@ -200,7 +199,7 @@ class LARS(LayerwiseOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, with the same checks and errors as in the constructor."""
-        if isinstance(param_group, dict):  # else the base class says what is valid
+        if isinstance(param_group, dict):  # else the base class raises the error
             check_keys(
                 param_group,
                 {"master_weights": self._master_weights, "implementation": self._implementation},
@@ -221,8 +220,8 @@ class LARS(LayerwiseOptimizer):
             group["previous_lr"] = group["previous_lr"].to(next(iter(batches)).device)
         super()._update_group(index, group, batches, overflow)
         if group["dialect"] == CORRECTED and (batches or not group["params"]):
-            # Where ZeroRedundancyOptimizer left a rank no parameter of the group, too: its state
-            # dict may be that rank's.
+            # Also in an empty group: under ZeroRedundancyOptimizer the state dict may be of a rank
+            # that has none of the group's parameters.
             remember_lr(group, getattr(self, "found_inf", None))
 
     def _step_of(

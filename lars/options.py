@@ -17,22 +17,6 @@ from .sharding import is_flattened_by_fsdp1
 #: A test of a value, which may raise TypeError, and what is valid in words.
 Range = tuple[Callable[[Any], Any], str]
 
-#: Every option that a parameter group may set.
-OPTIONS = (
-    "lr",
-    "momentum",
-    "weight_decay",
-    "trust_coefficient",
-    "eps",
-    "dialect",
-    "nesterov",
-    "trust_clip",
-    "denominator",
-    "decay_at_zero_norm",
-    "maximize",
-    "adapt",
-)
-
 #: Options that the first version lacked, each with the value that says what that version did.
 #: A checkpoint that lacks one of them was written before it existed.
 ADDED_LATER = {"denominator": "sum-of-norms", "decay_at_zero_norm": True, "maximize": False}
@@ -89,16 +73,25 @@ def one_of(names: Iterable[str]) -> Range:
     return (lambda value: value in names), "one of " + ", ".join(names)
 
 
-#: The range of each option of LARS but ``lr`` and the flags: a test of a value, and its words.
+FLAG: Range = (lambda value: value in (False, True), "True or False")
+
+#: The range of each option of LARS but ``lr``: a test of a value, and its words.
 RANGES: dict[str, Range] = {
     "momentum": (lambda value: 0 <= value < 1, "in [0, 1)"),
     "weight_decay": (lambda value: value >= 0, ">= 0"),
     "trust_coefficient": (lambda value: value > 0, "> 0"),
     "eps": (lambda value: value >= 0, ">= 0"),
     "dialect": one_of(DIALECTS),
+    "nesterov": FLAG,
+    "trust_clip": FLAG,
     "denominator": one_of(DENOMINATORS),
+    "decay_at_zero_norm": FLAG,
+    "maximize": FLAG,
     "adapt": (lambda value: value in (None, False, True), "True, False or None"),
 }
+
+#: Every option that a parameter group may set.
+OPTIONS = ("lr", *RANGES)
 
 
 def check_options(options: Mapping[str, Any], ranges: Mapping[str, Range] = RANGES) -> None:
@@ -127,10 +120,7 @@ def check_keys(
     optimizer: str = "LARS",
     only_options: bool = False,
 ) -> None:
-    """Raise ValueError for a key of a group that would have no effect, or change ``of_optimizer``.
-
-    ``only_options`` refuses also the keys that torch and schedulers keep in a group.
-    """
+    """Raise ValueError for a key that would have no effect, or would change ``of_optimizer``."""
     for key in group:
         if key in options or (key in _NOT_OPTIONS and not only_options):
             continue

@@ -104,42 +104,37 @@ def lr_range_test(
 def _restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     """Restore model, optimizer and torch's random numbers at the end of the block."""
     in_groups = [p for group in optimizer.param_groups for p in group["params"]]
-    parameters = list(dict.fromkeys([*model.parameters(), *in_groups]))
-    kept = [(p, _clone(p), p.grad, None if p.grad is None else _clone(p.grad)) for p in parameters]
+    gradients = {p: p.grad for p in [*model.parameters(), *in_groups]}
+    tensors = [*gradients, *(g for g in gradients.values() if g is not None), *model.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
     modules = [(m, m.training, dict(m.named_buffers(recurse=False))) for m in model.modules()]
-    buffers = [{name: _clone(buffer) for name, buffer in own.items()} for _, _, own in modules]
     groups = [_tensors(group) for group in optimizer.param_groups]
     state = copy.deepcopy(optimizer.state_dict())
-    devices = {p.device for p in parameters if p.device.type != "cpu"}
+    devices = {p.device for p in gradients if p.device.type != "cpu"}
     of_type = next(iter(devices), torch.device("cuda")).type
     try:
         with torch.random.fork_rng([d.index for d in devices], device_type=of_type):
             yield
     finally:
         with torch.no_grad():
-            for parameter, value, gradient, content in kept:
-                parameter.copy_(value)
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+            for parameter, gradient in gradients.items():
                 parameter.grad = gradient
-                if gradient is not None:
-                    gradient.copy_(content)
-            for (module, training, own), values in zip(modules, buffers, strict=True):
+            for module, training, buffers in modules:
                 module.training = training
-                for name, buffer in own.items():
-                    setattr(module, name, buffer.copy_(values[name]))
+                for name, buffer in buffers.items():
+                    setattr(module, name, buffer)
             optimizer.load_state_dict(state)
-            for number, saved in state["state"].items():  # which torch may have cast
+            for number, saved in state["state"].items():  # loading may have cast it
                 ours = optimizer.state.get(in_groups[number], {})
                 for name in _tensors(saved).keys() & ours.keys():
                     if ours[name].dtype != saved[name].dtype:
                         ours[name] = saved[name]
-            for group, tensors in zip(optimizer.param_groups, groups, strict=True):
-                for name, tensor in tensors.items():  # loading has replaced them by copies
+            for group, of_group in zip(optimizer.param_groups, groups, strict=True):
+                for name, tensor in of_group.items():  # loading has replaced them by copies
                     group[name] = tensor.copy_(group[name])
 
 
 def _tensors(group: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in group.items() if isinstance(value, Tensor)}
-
-
-def _clone(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()

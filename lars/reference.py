@@ -52,11 +52,8 @@ Result = tuple[Tensor, Tensor, Tensor]
 def trust_ratio(weight_norm: Tensor, divisor_norm: Tensor, hyper: Hyper) -> Tensor:
     """Compute the trust ratio q from L2 norms of equal, arbitrary shape.
 
-    Args:
-        weight_norm: ||w||.
-        divisor_norm: ||g|| where the denominator is ``"sum-of-norms"``, else the norm of the
-            tensor that the ratio applies to: g + l w, or the momentum in :func:`simclr_popular`.
-        hyper: the hyper-parameters.
+    ``divisor_norm`` is ||g|| where the denominator is ``"sum-of-norms"``, else the norm of the
+    tensor that the ratio applies to: g + l w, or the momentum in :func:`simclr_popular`.
 
     With ``trust_clip`` it is min(q / lr, 1), so that the effective learning rate lr · q of the
     tensor becomes min(q, lr): the "clip" of apex LARC, and timm's ``trust_clip``. Where a norm is

@@ -25,7 +25,7 @@ class _Scheduler(LRScheduler):
         self._schedule = schedule
         _unshare_rates(optimizer)
         for group in optimizer.param_groups:
-            group["lr"] = plain(group["lr"])  # of which torch keeps copies
+            group["lr"] = plain(group["lr"])  # torch copies it into the state dict
         if last_step >= 0:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
@@ -35,14 +35,14 @@ class _Scheduler(LRScheduler):
             base_lr = default if default in rates and default > 0 else max(rates)
         self._base_lr = base_lr
         self._factors = [rate / base_lr if base_lr else 1.0 for rate in rates]
-        # That of a group that is added without a rate.
+        # The factor of a group that is added without a rate.
         self._default_factor = default / base_lr if base_lr and default in rates else 1.0
         super().__init__(optimizer, last_step)
         _schedulers_of(optimizer).add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _schedulers_of(self.optimizer).add(self)  # a copy's optimizer is a copy
+        _schedulers_of(self.optimizer).add(self)  # whose optimizer is a copy too
 
     def take_in(self, lr: float, given: bool) -> None:
         """Set the factor of the last group, just added with its own rate (``given``) or not."""
@@ -50,7 +50,7 @@ class _Scheduler(LRScheduler):
         index, group = len(groups) - 1, groups[-1]
         self._take_in_unseen(index)
         level = self._level(index)
-        if index == len(self._factors):  # else its factor is that of a loaded state
+        if index == len(self._factors):  # else a loaded state has its factor
             default = float(self.optimizer.defaults.get("lr", 0.0))
             # Muon has rates of its own for some groups, in proportion to the optimizer's.
             share = lr / default if default else 1.0
@@ -76,12 +76,12 @@ class _Scheduler(LRScheduler):
         """Return the factor that keeps the ratio of ``lr`` to the other groups' rates."""
         if level:
             return lr / level
-        # Nothing has a ratio to 0: the rate is then one that the groups were made with.
+        # No rate has a ratio to 0: compare it with the rates that the groups were made with.
         return lr / self._base_lr if lr and self._base_lr else self._default_factor
 
     def _level(self, end: int) -> float:
         """Return the ``schedule(step)`` of the present rates, which something else may have set."""
-        # By another scheduler of a sequence, or by hand.
+        # Another scheduler of a sequence or the user may have set the present rates.
         shares = [
             (factor * group.get("lr_scale", 1.0), float(group["lr"]))
             for group, factor in zip(self.optimizer.param_groups[:end], self._factors, strict=False)
@@ -146,7 +146,7 @@ def _schedulers_of(optimizer: Optimizer) -> WeakSet[_Scheduler]:
     if schedulers is not None:
         return schedulers
     known: WeakSet[_Scheduler] = WeakSet()
-    # No reference to the optimizer, which would then outlive its last use.
+    # A strong reference would be a cycle, and keep the optimizer alive after its last use.
     method: Callable[[], Any] = WeakMethod(add) if inspect.ismethod(add) else lambda: add
     itself = ref(optimizer)
 

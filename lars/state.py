@@ -1,4 +1,8 @@
-"""The state of each parameter: its momentum buffer and its FP32 master."""
+"""The state of each parameter, its momentum buffer and its FP32 master, and of a group.
+
+The dialect ``mlperf-corrected`` needs the learning rate of a group's last step. It is a tensor,
+because only the device knows whether a step overflowed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import capture
+from .memory import moved
 from .sharding import Layout, local
 
 #: The dtypes of parameters that may have a master.
@@ -17,6 +22,9 @@ HALF = (torch.float16, torch.bfloat16)
 #: Running averages in the state of a parameter, of LARS and Muon, and of AdamW.
 BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 
+#: The dialect that needs it, as the key ``previous_lr`` of a group.
+CORRECTED = "mlperf-corrected"
+
 #: The state of an optimizer by parameter.
 States = MutableMapping[Tensor, dict[str, Tensor]]
 
@@ -24,7 +32,7 @@ States = MutableMapping[Tensor, dict[str, Tensor]]
 def prepare(
     states: States, parameters: Sequence[Tensor], *, momentum: float, master_weights: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return masters and momentum buffers, if any, of parameters of one dtype, made if need be."""
+    """Return the masters and momentum buffers of parameters of one dtype; make missing ones."""
     masters, buffers = [], []
     of_parameters = [states[parameter] for parameter in parameters]
     if has_master(parameters[0], master_weights):
@@ -77,7 +85,7 @@ def restore_dtypes(
             state[name] = saved[name].to(
                 parameter.device, buffer_dtype(parameter, master_weights), copy=True
             )
-        if "step" in saved:  # torch would use the tensor of the state dict itself
+        if "step" in saved:  # torch would keep the state dict's own tensor
             state["step"] = saved["step"].to(parameter.device, torch.float32, copy=True)
         if "master" in saved and has_master(parameter, master_weights):
             state["master"] = saved["master"].to(parameter.device, torch.float32, copy=True)
@@ -91,3 +99,27 @@ def has_master(parameter: Tensor, master_weights: bool) -> bool:
 
 def buffer_dtype(parameter: Tensor, master_weights: bool) -> torch.dtype:
     return torch.float32 if has_master(parameter, master_weights) else parameter.dtype
+
+
+def add_previous_lr(group: dict[str, Any]) -> None:
+    """Add the previous learning rate to a group whose dialect needs it, as a tensor."""
+    if group["dialect"] != CORRECTED:
+        return
+    previous = group.get("previous_lr", 0.0)
+    if not isinstance(previous, Tensor):
+        device = group["params"][0].device if group["params"] else None
+        group["previous_lr"] = torch.tensor(previous, dtype=torch.float64, device=device)
+
+
+def remember_lr(group: dict[str, Any], found_inf: Tensor | None) -> None:
+    """Store the current learning rate as the previous one, unless the step was skipped."""
+    previous, lr = group["previous_lr"], group["lr"]
+    if found_inf is not None:
+        overflowed = moved(found_inf, previous.device) > 0
+        if isinstance(lr, Tensor):
+            lr = lr.to(previous)
+        lr = torch.where(overflowed, previous, lr)
+    if isinstance(lr, Tensor):
+        previous.copy_(lr)  # in place: a CUDA graph reads it at this address
+    else:
+        previous.fill_(lr)

@@ -1,4 +1,4 @@
-"""State dicts before they are loaded into LARS: checked, and converted where another optimizer's.
+"""Check state dicts before they are loaded into LARS, and convert those of other optimizers.
 
 ``torch.optim.SGD`` and timm's ``Lars`` keep momentum buffers of the form of dialect ``torch``. Of a
 tensor that adapts, such a buffer holds gradients times trust ratios: timm's does, SGD's does not.
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .groups import adapts
 from .options import ADDED_LATER, OPTIONS, check_options
-from .previous_lr import CORRECTED
 from .sharding import layout_of
+from .state import CORRECTED
 
 #: The tensors in the state of a parameter.
 STATE = ("momentum_buffer", "master")
@@ -37,7 +37,7 @@ def converted(
     saved_groups = state_dict["param_groups"]
     sizes, saved_sizes = ([len(g["params"]) for g in of] for of in (groups, saved_groups))
     if sizes != saved_sizes:
-        return dict(state_dict)  # the base class refuses it
+        return dict(state_dict)  # the base class will raise the error
     states, new_groups = dict(state_dict["state"]), []
     for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
         loaded: list[Loaded] = []
@@ -52,7 +52,7 @@ def converted(
 def _checked(
     number: Any, parameter: Tensor, saved: Mapping[str, Any], valid: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the state of a parameter without placeholders; ValueError names what is unfit."""
+    """Return a parameter's state without placeholders; raise ValueError for what does not fit."""
     state = {}
     for key, value in saved.items():
         # SGD stores None before its first step, torch.distributed.checkpoint an empty dict for
@@ -95,7 +95,7 @@ def loaded_group(
     if "dialect" in saved:
         options = dict(saved)
         if any(name not in saved for name in OPTIONS if name not in ADDED_LATER):
-            # Of an optimizer in a wrapper, which keeps the options of LARS in its own attributes.
+            # State of SGD in a wrapper such as apex LARC, which has the options of LARS itself.
             options = _without_foreign_options(index, {**_options(group), **saved})
     elif "trust_coeff" in saved:
         source, options = "timm's Lars, ", _from_timm(index, saved)
@@ -109,7 +109,7 @@ def loaded_group(
         )
     check_options({**ADDED_LATER, **options})
     if source and not buffered:
-        options["dialect"] = group["dialect"]  # nothing in the state depends on it
+        options["dialect"] = group["dialect"]  # without buffers, state fits any dialect
     if options["dialect"] != group["dialect"]:
         raise ValueError(
             f"the loaded state is of {source}dialect {options['dialect']!r}, this optimizer of "

@@ -21,7 +21,7 @@ ORDER = {
     "lars": (
         "names plain",
         "capture conventions reference span memory groups sharding schedules",
-        "batches previous_lr coefficients options ratios scheduler state workspace",
+        "batches coefficients options scheduler state",
         "foreach fused masters state_dicts triton",
         "implementations layerwise",
         "muon optimizer",

@@ -173,9 +173,9 @@ def apex_scale(w: Tensor, g: Tensor, s: State, o: Options) -> Tensor:
 
 
 def apex(w: Tensor, g: Tensor, s: State, o: Options) -> Tensor:
-    """The same, with ``clip=True``: the ratio over the learning rate is at most 1."""
+    """The same, with ``clip=True``: the ratio over the rate is at most 1, and 1 at a rate of 0."""
     if _norm(w) != 0 and _norm(g) != 0:
-        g = (g + o.decay * w) * min(_ratio(w, g, o, o.decay, 1e-8) / o.lr, 1.0)
+        g = (g + o.decay * w) * (min(_ratio(w, g, o, o.decay, 1e-8) / o.lr, 1.0) if o.lr else 1.0)
     return _sgd(w, g, s, o)
 
 

@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from .. import capture
-from ..memory import laid_out_as, moved, packed
+from ..memory import laid_out_as, moved, packed, store
 from ..reference import compute_dtype
 from ..sharding import local
 from ..state import States, buffer_dtype
-from ..workspace import store
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 
@@ -25,7 +24,7 @@ def prepare(
     *,
     master_weights: bool,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return both averages and the step counts (0-d, FP32) of this rank, made where missing."""
+    """Return this rank's averages and step counts (0-d, FP32); make missing ones."""
     dtype = buffer_dtype(parameters[0], master_weights)
     for parameter in parameters:
         state = states[parameter]
@@ -49,10 +48,7 @@ def update(
     found_inf: Tensor | None,
     halves: Sequence[Tensor],
 ) -> None:
-    """Take one step in place, unless it overflowed, as :func:`largebatch.lars.reference.update`.
-
-    ``averages`` are from :func:`prepare`, ``options`` those of a group of Muon.
-    """
+    """Take one step in place, unless it overflowed; ``averages`` are from :func:`prepare`."""
     beta1, beta2 = options["betas"]
     lr = options["lr"]
     exp_avgs, exp_avg_sqs, steps = averages
@@ -75,7 +71,7 @@ def update(
         list(steps),
         foreach=False,
         fused=True,
-        # The kernel compares with 1, and takes the flag from the counts of steps.
+        # The kernel skips where the flag is 1, and subtracts it from the step counts.
         found_inf=None if found_inf is None else (found_inf > 0).float(),
         amsgrad=False,
         beta1=beta1,

@@ -106,7 +106,7 @@ def runs(steps: tuple[Polynomial, ...], rows: int, columns: int, unit: float) ->
     largest = 1.0  # bounds the eigenvalues of X X^T
     error = math.inf  # bounds that of the eigenvalues of the rounded Gram matrix
     for a, b, c in steps:
-        if not error <= TOLERANCE:  # nor where it is NaN, as the steps diverge
+        if not error <= TOLERANCE:  # written so that NaN, of steps that diverge, fails too
             found.append(())
             error = unit * largest
         found[-1] += ((a, b, c),)
@@ -168,7 +168,7 @@ def newton_schulz(
 
 
 def default_dtype(matrices: Tensor) -> torch.dtype:
-    """Return the dtype of the arithmetic on matrices where it is not given."""
+    """Return the default dtype of the arithmetic on some matrices."""
     if matrices.dtype == torch.float64:
         return torch.float64
     return torch.bfloat16 if matrices.is_cuda else torch.float32
@@ -191,11 +191,8 @@ _plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def unit_roundoff(dtype: torch.dtype, device: str = "cpu") -> float:
-    """Return the largest relative error of rounding an operand or a result of a matrix product.
-
-    Float32 counts as TF32 or bfloat16 where torch.backends lets products on ``device`` round to it.
-    """
-    if dtype == torch.float32:
+    """Return the largest relative error of rounding an operand or a result of a matrix product."""
+    if dtype == torch.float32:  # torch.backends may let its products round to less
         backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
         return {"tf32": 2.0**-11, "bf16": 2.0**-8}.get(backend.matmul.fp32_precision, 2.0**-24)
     return torch.finfo(dtype).eps / 2
@@ -220,7 +217,7 @@ def _step(x: Tensor, a: float, b: float, c: float) -> Tensor:
 
 
 def _gram_run(x: Tensor, run: Sequence[Polynomial]) -> Tensor:
-    # Memory that is reused from product to product stays in the cache of a CPU.
+    # Buffers that are reused for all products stay in the cache of a CPU.
     r, z, q, spare = x.new_empty(4, x.shape[0], x.shape[1], x.shape[1]).unbind()
     torch.bmm(x, x.mT, out=r)
     for index, (a, b, c) in enumerate(run):

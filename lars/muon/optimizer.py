@@ -23,10 +23,9 @@ from ..state import tensors_of
 from ..state_dicts import converted
 from . import adamw
 from .newton_schulz import default_dtype, newton_schulz
-from .options import DEFAULTS, OPTIONS, RANGES
+from .options import DEFAULTS, OPTIONS, RANGES, STATE, loaded_group
 from .reference import Hyper
 from .share import Sharing
-from .state_dicts import STATE, loaded_group
 from .step import Directions, directions_of, update
 
 _HYPER = tuple(Hyper.__dataclass_fields__)
@@ -85,7 +84,7 @@ class Muon(LayerwiseOptimizer):
             gradients, as under :class:`torch.nn.parallel.DistributedDataParallel`: each rank
             orthogonalises some of the tensors and broadcasts their directions, in the dtype of
             Newton-Schulz. None: each rank does all. The ranks of a node suffice, and are best where
-            the links between nodes are slow (:func:`largebatch.lars.muon.share.traffic`).
+            the links between nodes are slow.
 
     The rules ``"sgd"`` and ``"lars"`` take the :attr:`implementation` ``"auto"`` of
     :class:`~largebatch.lars.LARS`, which may be set.
@@ -118,7 +117,7 @@ class Muon(LayerwiseOptimizer):
 
     _own = (*LayerwiseOptimizer._own, "_others")
     _of_older = DEFAULTS
-    _sharing: Sharing | None = None  # which is not pickled: a process group cannot be
+    _sharing: Sharing | None = None  # not pickled, as a process group cannot be
 
     @named_arguments
     def __init__(
@@ -183,7 +182,7 @@ class Muon(LayerwiseOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, with the same checks and errors as in the constructor."""
-        if isinstance(param_group, dict):  # else the base class says what is valid
+        if isinstance(param_group, dict):  # else the base class raises the error
             whole = {
                 "master_weights": self._master_weights,
                 "others": self._others,
@@ -218,55 +217,30 @@ class Muon(LayerwiseOptimizer):
     def _step_of(
         self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
     ) -> Tensor | None:
-        if not group["orthogonal"]:
-            return self._step_of_others(group, kind, batch, overflow)
+        rule = "muon" if group["orthogonal"] else group["rule"]
         weights, gradients, buffers, halves = tensors_of(
             self.state,
             batch.parameters,
             batch.gradients,
             kind.layout,
-            momentum=1.0,  # Muon keeps a buffer without momentum, too
+            # Muon keeps a buffer without momentum too, and AdamW has averages of its own.
+            momentum={"muon": 1.0, "adamw": 0.0}.get(rule, group["momentum"]),
             master_weights=self._master_weights,
         )
-        dtype = group["ns_dtype"] or default_dtype(weights[0])
-        orthogonalize = partial(
-            newton_schulz,
-            coefficients=group["ns_coefficients"],
-            steps=group["ns_steps"],
-            dtype=dtype,
-        )
-        options = {"conv_mode": group["conv_mode"], "orthogonalize": orthogonalize}
-        if self._sharing is None:
-            directions: Directions = partial(directions_of, **options)
-        else:
-            directions = partial(self._sharing.directions_of, dtype=dtype, **options)
-        shapes = [parameter.shape for parameter in batch.parameters]
-        return update(
-            weights,
-            gradients,
-            buffers,
-            Hyper(**{name: group[name] for name in _HYPER}),
-            *overflow,
-            halves,
-            on_whole_tensors(directions, kind.layout, shapes),
-            shapes=shapes,
-            sum_over_shards=None if kind.layout is None else sum_over(kind.layout),
-        )
-
-    def _step_of_others(
-        self, group: dict[str, Any], kind: Kind, batch: Batch, overflow: Overflow
-    ) -> Tensor | None:
-        """Take the step of the rule of a group in place; return its trust ratios, or None."""
-        momentum = 0.0 if group["rule"] == "adamw" else group["momentum"]
-        weights, gradients, buffers, halves = tensors_of(
-            self.state,
-            batch.parameters,
-            batch.gradients,
-            kind.layout,
-            momentum=momentum,
-            master_weights=self._master_weights,
-        )
-        if group["rule"] == "adamw":
+        if rule == "muon":
+            shapes = [parameter.shape for parameter in batch.parameters]
+            return update(
+                weights,
+                gradients,
+                buffers,
+                Hyper(**{name: group[name] for name in _HYPER}),
+                *overflow,
+                halves,
+                on_whole_tensors(self._directions(group, weights[0]), kind.layout, shapes),
+                shapes=shapes,
+                sum_over_shards=None if kind.layout is None else sum_over(kind.layout),
+            )
+        if rule == "adamw":
             averages = adamw.prepare(
                 self.state, batch.parameters, master_weights=self._master_weights
             )
@@ -275,25 +249,39 @@ class Muon(LayerwiseOptimizer):
         # SGD is the dialect of torch without ratios.
         hyper = lars.Hyper(
             lr=group["lr"],
-            momentum=momentum,
+            momentum=group["momentum"],
             weight_decay=group["weight_decay"],
             trust_coefficient=group["trust_coefficient"],
             eps=group["eps"] or 0.0,
             nesterov=group["nesterov"],
             trust_clip=False,
-            adapt=kind.adapts and group["rule"] == "lars",
+            adapt=kind.adapts and rule == "lars",
             maximize=group["maximize"],
         )
         step = implementation_for(self._implementation, kind, "torch")
         ratios = step("torch", weights, gradients, buffers, hyper, *overflow, halves)
         return ratios if hyper.adapt else None
 
+    def _directions(self, group: Mapping[str, Any], weight: Tensor) -> Directions:
+        """Return the function that orthogonalises a group's moves, alone or shared among ranks."""
+        dtype = group["ns_dtype"] or default_dtype(weight)
+        orthogonalize = partial(
+            newton_schulz,
+            coefficients=group["ns_coefficients"],
+            steps=group["ns_steps"],
+            dtype=dtype,
+        )
+        options = {"conv_mode": group["conv_mode"], "orthogonalize": orthogonalize}
+        if self._sharing is None:
+            return partial(directions_of, **options)
+        return partial(self._sharing.directions_of, dtype=dtype, **options)
+
     def _converted(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         return converted(state_dict, self.param_groups, loaded_group, STATE)
 
 
 def _with_rate(others: Mapping[str, Any], lr: float | Tensor) -> dict[str, Any]:
-    """Return options with ``lr`` in place of ``lr_scale``, which has to be alone and >= 0."""
+    """Return options with ``lr_scale`` replaced by the rate it means; ValueError for a bad one."""
     options = dict(others)
     scale = options.pop("lr_scale", None)
     if scale is not None:

@@ -1,13 +1,19 @@
-"""The options of Muon that a parameter group may set: their names, defaults and ranges."""
+"""The options of Muon that a parameter group may set, and those of a group that is loaded.
+
+``torch.optim.Muon`` keeps the same moving average of gradients. It has one form of steps on
+matrices, and the options of its groups are Muon's, but for ``eps``: it adds 1e-7 to norms.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ..options import FLAG, Range, check_options, one_of
 from ..options import RANGES as LARS
-from ..options import Range, one_of
+from ..state_dicts import Loaded
 from .newton_schulz import NS_COEFFICIENTS, polynomials
 from .reference import ADJUST_LR_FNS, CONV_MODES
 
@@ -45,12 +51,10 @@ def _are_coefficients(value: Any) -> bool:
         return False
 
 
-_FLAG: Range = (lambda value: value in (False, True), "True or False")
-
 #: As :data:`largebatch.lars.options.RANGES`.
 RANGES: dict[str, Range] = {
     **{name: LARS[name] for name in ("momentum", "weight_decay", "trust_coefficient", "adapt")},
-    **dict.fromkeys(("orthogonal", "nesterov", "norm_projection", "maximize"), _FLAG),
+    **dict.fromkeys(("orthogonal", "nesterov", "norm_projection", "maximize"), FLAG),
     "adjust_lr_fn": one_of(ADJUST_LR_FNS),
     "conv_mode": one_of(CONV_MODES),
     "ns_coefficients": (
@@ -66,3 +70,51 @@ RANGES: dict[str, Range] = {
     "betas": (lambda value: len(value) == 2 and all(0 <= b < 1 for b in value), "two in [0, 1)"),
     "eps": (lambda value: value is None or value >= 0, ">= 0, or None"),
 }
+
+#: The tensors in the state of a parameter.
+STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step", "master")
+_ADAMW = ("step", "exp_avg", "exp_avg_sq")
+_TORCH = {"momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn", "eps"}
+# Keys of groups of timm's Muon, which mixes rules in one group, that torch's lacks.
+_TIMM = {"algo", "conv_mode", "safety_factor"}
+
+
+def loaded_group(
+    index: int, group: Mapping[str, Any], saved: Mapping[str, Any], loaded: Sequence[Loaded]
+) -> dict[str, Any]:
+    """Return a loaded group of Muon or ``torch.optim.Muon`` in Muon's form, or raise ValueError."""
+    saved = _group(index, group, saved)
+    check_options(saved, RANGES)
+    for number, _, state in loaded:
+        missing = [name for name in _ADAMW if name not in state]
+        if 0 < len(missing) < len(_ADAMW):
+            raise ValueError(
+                f"the loaded state of parameter {number} has no {missing[0]!r}; valid: "
+                f"{', '.join(_ADAMW)}, or none of them"
+            )
+    old, new = _rule(saved), _rule(group)
+    if old != new and any(state for *_, state in loaded):
+        raise ValueError(
+            f"param_groups[{index}] of the loaded state is updated by {old}, that of this "
+            f"optimizer by {new}; their state is not interchangeable"
+        )
+    return {**saved, "orthogonal": group["orthogonal"], "rule": group["rule"]}
+
+
+def _group(index: int, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a loaded group; what it lacks is Muon's default or, if torch's, as in this group."""
+    if "orthogonal" in saved:
+        return {**DEFAULTS, **saved}
+    if not saved.keys() >= _TORCH or saved.keys() & _TIMM:
+        raise ValueError(
+            f"param_groups[{index}] of the loaded state has no 'orthogonal'; valid: state of "
+            "largebatch's Muon or of torch.optim.Muon"
+        )
+    kept = {name: value for name, value in group.items() if name in DEFAULTS}
+    options = {**kept, **saved, "orthogonal": True, "eps": None}
+    options["adjust_lr_fn"] = saved["adjust_lr_fn"] or "original"
+    return options
+
+
+def _rule(group: Mapping[str, Any]) -> str:
+    return "orthogonal steps" if group["orthogonal"] else group["rule"]

@@ -30,7 +30,8 @@ from torch import Tensor
 #: Bernstein 2025 (timm's ``rms_to_rms``), LARS, and airbench94_muon, which has none.
 ADJUST_LR_FNS = ("original", "match_rms_adamw", "spectral_unclamped", "trust_ratio", "none")
 
-#: How a convolution is orthogonalised, by timm's names; see :func:`as_matrices`.
+#: How the weight ``[out, in, ...]`` of a convolution is orthogonalised, by timm's names: as one
+#: matrix ``[out, in x positions]``, or as one matrix ``[out, in]`` for each position of the kernel.
 CONV_MODES = ("flatten", "batched")
 
 
@@ -49,6 +50,7 @@ class Hyper:
     maximize: bool = False
 
 
+#: Takes matrices ``[..., m, n]`` to orthogonal ones of the same shape.
 Orthogonalize = Callable[[Tensor], Tensor]
 Result = tuple[Tensor, Tensor, Tensor]
 
@@ -67,38 +69,27 @@ def polar_factor(matrices: Tensor) -> Tensor:
 
 
 def as_matrices(tensor: Tensor, conv_mode: str) -> Tensor:
-    """Return a tensor ``[out, in, ...]`` as the matrices that are orthogonalised.
-
-    Args:
-        tensor: of two dimensions or more.
-        conv_mode: one of :data:`CONV_MODES`. Both are the same for tensors of two dimensions.
-
-    Returns:
-        ``[1, out, in x positions]`` (``"flatten"``) or ``[positions, out, in]`` (``"batched"``).
-    """
+    """Return a tensor ``[out, in, ...]`` as matrices, shape ``[matrices, rows, columns]``."""
     if conv_mode == "flatten":
         return tensor.reshape(1, tensor.shape[0], -1)
     return tensor.reshape(*tensor.shape[:2], -1).permute(2, 0, 1)
 
 
 def from_matrices(matrices: Tensor, shape: torch.Size, conv_mode: str) -> Tensor:
-    """Return the tensor of a shape whose :func:`as_matrices` are given."""
+    """Undo :func:`as_matrices`: return a tensor of this shape."""
     if conv_mode == "flatten":
         return matrices.reshape(shape)
     return matrices.permute(1, 2, 0).reshape(shape)
 
 
 def direction_factor(shape: torch.Size, conv_mode: str) -> float:
-    """Return the factor of the matrices in a direction: 1, or for k matrices 1 / sqrt(k).
-
-    With ``"batched"`` the direction of a convolution is then about as large as with ``"flatten"``,
-    as in timm with ``normalize_spatial``.
-    """
+    """Return 1 / sqrt(k) for a convolution of k matrices, as timm with ``normalize_spatial``."""
+    # With it the direction is about as large with "batched" as with "flatten".
     return 1.0 if conv_mode == "flatten" else math.prod(shape[2:]) ** -0.5
 
 
 def shape_factor(shape: torch.Size, adjust_lr_fn: str, conv_mode: str) -> float:
-    """Return the factor s of a step that depends on the shape of the tensor alone."""
+    """Return the factor s of the options in which it depends on the shape alone."""
     rows = shape[0]
     columns = shape[1] if conv_mode == "batched" else math.prod(shape[1:])
     if not rows * columns:
@@ -113,28 +104,23 @@ def shape_factor(shape: torch.Size, adjust_lr_fn: str, conv_mode: str) -> float:
 
 
 def trust_ratio(weight_norm: Tensor, direction_norm: Tensor, trust_coefficient: float) -> Tensor:
-    """Return t ||w|| / ||O|| of norms of equal, arbitrary shape, and t where one of them is zero.
-
-    O has the size of an orthogonal matrix, whatever the gradient. A weight of zero therefore takes
-    the step of an orthogonal one; with a ratio of 1, as in LARS, it would be 1 / t times as long.
-    """
+    """Return t ||w|| / ||O|| of norms of equal, arbitrary shape, and t where either is zero."""
+    # O has the size of an orthogonal matrix, whatever the gradient. With a ratio of 1 in place of
+    # t, as in LARS, the step of a zero weight would be 1 / t times as long.
     adapts = (weight_norm > 0) & (direction_norm > 0)
     return trust_coefficient * torch.where(adapts, weight_norm / direction_norm, 1.0)
 
 
 def projected(weight: Tensor) -> Tensor:
-    """Return a weight ``[out, ...]`` rescaled to the norm sqrt(out), as in airbench94_muon.
-
-    The output of a layer before a norm layer does not depend on the size of its weight. The size
-    only sets how far a step turns the weight, and this keeps it. A zero weight stays zero. A step
-    with a learning rate of 0 projects nothing.
-    """
+    """Return a weight ``[out, ...]`` rescaled to the norm sqrt(out), as in airbench94_muon."""
+    # The output of a layer before a norm layer does not depend on the norm of its weight, which
+    # only sets how far a step turns the weight.
     norm = weight.norm()
     return weight * torch.where(norm > 0, math.sqrt(weight.shape[0]) / norm, 1.0)
 
 
 def momentum_step(gradient: Tensor, buffer: Tensor, hyper: Hyper) -> tuple[Tensor, Tensor]:
-    """Return u, which is orthogonalised, and the new buffer."""
+    """Return the move u, which will be orthogonalised, and the new buffer."""
     buffer = hyper.momentum * buffer + (1 - hyper.momentum) * gradient
     if not hyper.nesterov:
         return buffer, buffer
@@ -148,18 +134,7 @@ def muon(
     hyper: Hyper,
     orthogonalize: Orthogonalize = polar_factor,
 ) -> Result:
-    """Take one Muon step of one tensor.
-
-    Args:
-        weight: of two dimensions or more, ``[out, in, ...]``.
-        gradient: of the same shape.
-        buffer: momentum buffer of the same shape.
-        hyper: the hyper-parameters.
-        orthogonalize: takes matrices ``[..., m, n]`` to orthogonal ones of the same shape.
-
-    Returns:
-        The new weight, the new buffer, and the factor s of the step, 0-d.
-    """
+    """Return the weight ``[out, in, ...]`` and the buffer after a step, and its factor s, 0-d."""
     move, buffer = momentum_step(gradient, buffer, hyper)
     direction = orthogonalize(as_matrices(move, hyper.conv_mode))
     direction = from_matrices(direction, weight.shape, hyper.conv_mode)
@@ -186,23 +161,9 @@ def update(
     *,
     orthogonalize: Orthogonalize = polar_factor,
 ) -> Tensor:
-    """Take one step on a list of tensors, in place; in FP64, and rounded where it is stored.
+    """Take one step in place, in FP64, and return the factors s, shape ``[len(weights)]``.
 
-    Args:
-        weights: the tensors to update (the FP32 masters, if there are any), of one dtype and on
-            one device.
-        gradients: gradients of the same shapes; they are not modified.
-        buffers: momentum buffers of the same shapes.
-        hyper: the hyper-parameters of all these tensors.
-        inverse_scale: reciprocal of the loss scale, 0-d; gradients are multiplied by it first.
-        found_inf: overflow flag, 0-d; where it is not zero, weights, buffers and halves stay
-            unchanged bit for bit.
-        halves: the half-precision parameters whose masters are ``weights``; empty if there are
-            none. The new weights are rounded into them.
-        orthogonalize: as in :func:`muon`.
-
-    Returns:
-        The factors s, shape ``[len(weights)]``.
+    The arguments are those of :func:`largebatch.lars.reference.update`.
     """
     factors = []
     for index, (weight, buffer) in enumerate(zip(weights, buffers, strict=True)):

@@ -1,10 +1,10 @@
 """Orthogonalisation shared by ranks that have the same gradients, as under DDP.
 
 Each rank orthogonalises some of the tensors and broadcasts their directions to the others. The
-tensors are given out in the order of their cost, the most expensive first, each to the rank with
-the least work so far (Graham 1969). But a tensor joins others of its shape, with which it is
-orthogonalised in one batch, where that rank has room. The assignment depends on shapes alone, and
-so all ranks make the same.
+tensors are given out in the order of their cost, the most expensive first, each to the rank that
+would have it done first (Graham 1969). Tensors of a shape are orthogonalised in one batch, whose
+launches cost time of their own on a GPU. The assignment depends on shapes alone, so all ranks make
+the same one.
 
 One broadcast per owner carries no padding, whatever the sizes; on gloo it also takes less time than
 an all-gather of equal parts (benchmarks/results/muon_sharing.md).
@@ -13,7 +13,7 @@ an all-gather of equal parts (benchmarks/results/muon_sharing.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -27,28 +27,12 @@ from torch import Tensor
 from .. import capture
 from .step import like, orthogonalized, wide_matrices
 
-#: FLOPs in the time that a batch of matrices takes beside its products: about that of fifteen
-#: launches of a kernel on a GPU, or of an operator on a CPU. An estimate, which no result needs.
-_OVERHEAD = {"cpu": 3e6, "cuda": 2e10}
-_ROOM = 1.05  # share of the mean work of the ranks up to which one takes more of a shape
+#: FLOPs that a GPU could do while it launches the kernels for one batch of matrices, about fifteen.
+#: An estimate: it affects the balance of work, and no result.
+BATCH_FLOPS = 2e10
 
 #: Number, rows and columns of the matrices of a tensor, with rows <= columns.
 Shape = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What the ranks send in one step for one batch of tensors, of one dtype and group.
-
-    Attributes:
-        ranks: number of ranks.
-        broadcasts: number of messages, each from one rank to all others.
-        total_bytes: bytes of all broadcasts together. A rank receives all but its own.
-    """
-
-    ranks: int
-    broadcasts: int
-    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -61,19 +45,20 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan_of(shapes: tuple[Shape, ...], ranks: int, overhead: float) -> Plan:
-    """Give each tensor to a rank; ``overhead``: FLOPs of a batch of matrices beside its own."""
-    costs = [_flops(shape) for shape in shapes]
-    most = _ROOM * (sum(costs) + overhead * len({shape[1:] for shape in shapes})) / ranks
+def plan_of(shapes: tuple[Shape, ...], ranks: int, of_batch: float) -> Plan:
+    """Give each tensor to the rank that has it done first; a new shape costs ``of_batch`` FLOPs."""
+    costs = [flops(shape) for shape in shapes]
     loads, owners = [0.0] * ranks, [0] * len(shapes)
     batches: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
     for index in sorted(range(len(shapes)), key=lambda i: (-costs[i], shapes[i])):
-        cost, sides = costs[index], shapes[index][1:]
-        joins = (r for r in range(ranks) if sides in batches[r] and loads[r] + cost <= most)
-        owner = next(joins, loads.index(min(loads)))
-        loads[owner] += cost if sides in batches[owner] else cost + overhead
+        sides = shapes[index][1:]
+        done = [
+            load + costs[index] + (0.0 if sides in batch else of_batch)
+            for load, batch in zip(loads, batches, strict=True)
+        ]
+        owner = owners[index] = done.index(min(done))
+        loads[owner] = done[owner]
         batches[owner].add(sides)
-        owners[index] = owner
     offsets, bounds = [0] * len(shapes), [0]
     for rank in range(ranks):
         end = bounds[-1]
@@ -84,29 +69,10 @@ def plan_of(shapes: tuple[Shape, ...], ranks: int, overhead: float) -> Plan:
     return Plan(tuple(owners), tuple(offsets), tuple(bounds))
 
 
-def traffic(
-    shapes: Sequence[torch.Size],
-    ranks: int,
-    *,
-    conv_mode: str = "flatten",
-    itemsize: int = 2,
-    device_type: str = "cuda",
-) -> Traffic:
-    """Return what ranks send in a step for tensors of one group, device and dtype.
-
-    Args:
-        shapes: of the tensors, ``[out, in, ...]``.
-        ranks: number of ranks.
-        conv_mode: as in :class:`~largebatch.lars.Muon`.
-        itemsize: bytes of an element in the dtype of Newton-Schulz: 2 on CUDA, 4 on a CPU.
-        device_type: of the tensors.
-    """
-    matrices = tuple(_shape(shape, conv_mode) for shape in shapes)
-    if ranks == 1:
-        return Traffic(1, 0, 0)
-    bounds = plan_of(matrices, ranks, _overhead(device_type)).bounds
-    parts = [end - start for start, end in pairwise(bounds)]
-    return Traffic(ranks, sum(part > 0 for part in parts), sum(parts) * itemsize)
+def flops(shape: Shape) -> float:
+    """Return about how many FLOPs five Newton-Schulz steps take."""
+    k, m, n = shape
+    return 12.0 * k * m * m * (n + 2 * m)
 
 
 class Sharing:
@@ -124,21 +90,18 @@ class Sharing:
         self._digests: dict[Hashable, Tensor] = {}
 
     def agree(self, gradients: Hashable, device: torch.device) -> None:
-        """Check that all ranks have equal ``gradients``, a description of theirs.
-
-        ValueError says which ranks differ, where this rank sees its own for the first time. Later
-        the device compares them, and RuntimeError comes with the next wait for it.
-        """
+        """Raise unless the descriptions of all ranks' gradients are equal; only new ones wait."""
         new = gradients not in self._digests
         if new:
             capture.refuse(device, "has not compared these gradients with those of other ranks")
+            # A number of 56 bits, which fits one element of an all-gather.
             digest = int.from_bytes(sha256(repr(gradients).encode()).digest()[:7], "big")
             self._digests[gradients] = torch.tensor([digest], device=device)
         mine = self._digests[gradients]
         digests = [torch.empty_like(mine) for _ in range(self.ranks)]
         dist.all_gather(digests, mine, group=self.group)
         found = torch.cat(digests)
-        if not new:
+        if not new:  # compared on the device: RuntimeError comes with the next wait for it
             torch._assert_async(
                 (found == mine).all(),
                 "process_group: its ranks have gradients of different parameters, shapes or memory "
@@ -164,7 +127,7 @@ class Sharing:
     ) -> list[Tensor]:
         """Orthogonalise moves as ``step.directions_of`` does; results are sent in ``dtype``."""
         shapes = tuple(_shape(move.shape, conv_mode) for move in moves)
-        plan = plan_of(shapes, self.ranks, _overhead(moves[0].device.type))
+        plan = plan_of(shapes, self.ranks, BATCH_FLOPS if moves[0].is_cuda else 0.0)
         buffer = moves[0].new_empty(plan.bounds[-1], dtype=dtype)
         parts = [
             buffer[start : start + k * m * n].view(k, m, n)
@@ -180,15 +143,9 @@ class Sharing:
             if start < end
         ]
         for work in works:
-            if work is not None:  # it is where this rank is not in the group
+            if work is not None:  # None: this rank is not in the group
                 work.wait()
         return [like(part, move, conv_mode) for part, move in zip(parts, moves, strict=True)]
-
-
-def _flops(shape: Shape) -> float:
-    """Return about what five Newton-Schulz steps in BF16 take."""
-    k, m, n = shape
-    return 12.0 * k * m * m * (n + 2 * m)
 
 
 def _shape(shape: torch.Size, conv_mode: str) -> Shape:
@@ -196,7 +153,3 @@ def _shape(shape: torch.Size, conv_mode: str) -> Shape:
         sides = shape[0], math.prod(shape[1:])
         return 1, min(sides), max(sides)
     return math.prod(shape[2:]), min(shape[:2]), max(shape[:2])
-
-
-def _overhead(device_type: str) -> float:
-    return _OVERHEAD.get(device_type, _OVERHEAD["cuda"])

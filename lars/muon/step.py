@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..memory import as_dtype, store, workspace
 from ..reference import compute_dtype
-from ..workspace import as_dtype, store, workspace
 from .reference import Hyper, direction_factor, shape_factor, trust_ratio
 
 #: Takes moves (momentum, or Nesterov's) to their directions, of the same shapes.
@@ -32,11 +32,10 @@ def update(
     shapes: Sequence[torch.Size] | None = None,
     sum_over_shards: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor | None:
-    """Take one step in place; see :func:`largebatch.lars.muon.reference.update`.
+    """Take one step in place; return its trust ratios, shape ``[len(weights)]``, if it has them.
 
-    ``directions`` orthogonalises, such as :func:`directions_of`. Where tensors are this rank's
+    Arguments are those of :func:`largebatch.lars.reference.update`. Where tensors are this rank's
     shards, ``shapes`` are of the whole ones, and ``sum_over_shards`` sums over the ranks.
-    The trust ratios, shape ``[len(weights)]``, are None where the step has none.
     """
     dtype = compute_dtype(weights[0])
     g = as_dtype(gradients, dtype)
@@ -55,7 +54,7 @@ def update(
     if hyper.norm_projection:
         norms = _norms(w, sum_over_shards)
         torch._foreach_mul_(w, _to_norm_of_rows(norms, shapes, lr))
-    # Numbers, as a tensor of them would be copied to the device, for which the host waits.
+    # Python numbers: the host would wait for the copy of a tensor of them to the device.
     factors = [direction_factor(shape, hyper.conv_mode) for shape in shapes]
     ratios = None
     if hyper.adjust_lr_fn == "trust_ratio":
@@ -107,10 +106,8 @@ def orthogonalized(
 
 
 def wide_matrices(tensor: Tensor, conv_mode: str) -> Tensor:
-    """Return a tensor as matrices ``[k, m, n]`` with m <= n, transposed where it has more rows.
-
-    Positions of a convolution, and columns, are in the order of memory, so that nothing is copied.
-    """
+    """Return a tensor as matrices ``[k, m, n]`` with m <= n, transposed where it has more rows."""
+    # Positions of a convolution, and columns, are in the order of memory: nothing is copied.
     rows, order = tensor.shape[0], _inner_order(tensor)
     if conv_mode == "batched":
         order.remove(1)
@@ -157,6 +154,6 @@ def _to_norm_of_rows(
     """Return the factors that rescale weights ``[out, ...]`` to the norm sqrt(out)."""
     factors = list(norms.reciprocal().unbind())
     torch._foreach_mul_(factors, [math.sqrt(shape[0]) for shape in shapes])
-    # At a rate of 0 nothing moves: torch.distributed.checkpoint makes state by such a step.
+    # A step at rate 0 changes nothing: torch.distributed.checkpoint creates state by one.
     moves = (norms > 0) & (lr > 0)
     return list(torch.where(moves, torch.stack(factors), 1.0).unbind())

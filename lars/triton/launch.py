@@ -19,15 +19,12 @@ _errors: dict[torch.device, str | None] = {}
 
 
 def triton_launch_error(device: torch.device) -> str | None:
-    """Return why Triton launches no kernel on a device, in one line; None: it does.
-
-    The first call launches LARS's kernels on one element, and raises an error of the device.
-    """
+    """Return why Triton launches no kernel on a device, in one line, or None if it does."""
     if not step.runs_on(device):
         return "it needs a CUDA device and the package triton"
     if device.type == "cpu":
         return None
-    if device not in _errors:
+    if device not in _errors:  # errors of the device itself are raised
         capture.refuse(device, "has not tried to launch a Triton kernel")
         _errors[device] = _error_of_first_launch(device)
     return _errors[device]

@@ -57,7 +57,7 @@ def update(
     device, dtype = weights[0].device, compute_dtype(weights[0])
     w = [packed(t) for t in weights]
     g, v, h = (_laid_out_as_all(w, tensors) for tensors in (gradients, buffers, halves))
-    # Lists before tuples: a generator takes twice as long.
+    # A tuple of a list takes half the time of a tuple of a generator.
     columns = tuple(tuple([t.data_ptr() for t in tensors]) for tensors in (w, g, v, h))
     addresses = addresses_on(columns, device)
     elements = tuple([t.numel() for t in w])
@@ -132,5 +132,5 @@ def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
         return value
     if isinstance(value, Tensor) and value.device.type != "cpu":
         return value.to(device, non_blocking=True)
-    # A number on the host: its copy from pageable memory could wait for the device.
+    # A number on the host, whose copy from pageable memory could wait for the device.
     return number_on(float(value), device).values

@@ -24,7 +24,7 @@ from .. import capture
 CHUNK = 16_384
 
 _ALIGNED_BYTES = 16  # the largest load of one GPU thread
-_MOST = 64  # several times the number of parameter groups and dtypes in use
+_MOST = 64  # entries of a cache: several times the parameter groups and dtypes in use
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -37,7 +37,7 @@ class Addresses(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """What depends on the sizes of tensors alone."""
+    """The programs of a kernel, which depend on the sizes of tensors alone."""
 
     sizes: Tensor  # number of elements and first program of each tensor, int64 [tensors, 2]
     programs: Tensor  # tensor and chunk of each program, int32 [programs, 2]
@@ -56,7 +56,7 @@ class _Entry(NamedTuple):
 
 
 class Cached(Generic[T]):
-    """A function of some content and a device that makes tensors there, with a cache.
+    """A cached function that makes tensors on a device from some content.
 
     The tensors may be used on any stream: another one than that on which they were made waits for
     the copy, and the memory is not reused before that stream has read it. In the capture of a CUDA
@@ -130,7 +130,7 @@ def _numbers(values: Sequence[float], device: torch.device) -> Numbers:
 
 
 def _number(value: float, device: torch.device) -> Numbers:
-    # As a kernel's argument: a learning rate is a new number in each step.
+    # Filled by a kernel whose argument is the number: no copy, though each step has a new rate.
     return Numbers(torch.full((), value, dtype=torch.float64, device=device))
 
 

@@ -67,16 +67,26 @@ class Case:
             p.grad = gradient if p.grad is None else p.grad + gradient
 
     def clip(self, most, **options):
-        ours = self.precision.clip_grad_norm_(self.optimizer, most, **options)
+        ours = self.keeping(self.precision.clip_grad_norm_, self.optimizer, most, **options)
         theirs = clip_grad_norm_(self.oracle.parameters(), most, **options)
         assert (ours.dtype, ours.dim()) == (torch.float32, 0)
         # Where plain SGD clips FP16 gradients in place, it rounds them.
         rounds = self.precision.name == "fp16-pure"
         torch.testing.assert_close(ours, theirs, rtol=1e-3 if rounds else 1e-5, atol=0)
 
+    def keeping(self, call, *arguments, **options):
+        """Call what may not change the gradients of LARS and MasterWeights."""
+        before = [p.grad.clone() for p in self.model.parameters()]
+        result = call(*arguments, **options)
+        if hasattr(self.optimizer, "master_weights"):
+            after = [p.grad for p in self.model.parameters()]
+            assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+        return result
+
     def step(self, set_to_none=True):
         before = self.values()
-        self.precision.step(self.optimizer)
+        self.keeping(self.precision.step, self.optimizer)
+        assert not {"grad_scale", "found_inf"} & vars(self.optimizer).keys()
         self.theirs.step()
         self.compare()
         assert not all(torch.equal(a, b) for a, b in zip(before, self.values(), strict=True))

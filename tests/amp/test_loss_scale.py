@@ -1,19 +1,16 @@
 """Loss scaling: skipped steps on one rank and on several, and the bound that stops a run."""
 
 import statistics
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.amp import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.amp import INITIAL_LOSS_SCALE, PRECISIONS, GradientOverflowError, Precision
 from tests.amp.nets import Loop
-from tests.ranks import run_ranks
 
 FP16 = [name for name, form in PRECISIONS.items() if form.compute == torch.float16]
 KINDS = [(name, kind) for name in FP16 for kind in ("lars", "sgd") if (name, kind) != (
@@ -32,10 +29,11 @@ def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("scale", ["dynamic", 256.0, 1000])
-@pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_an_overflow_skips_the_step_and_halves_a_dynamic_scale(name, kind, scale):
-    loop = Loop(name, kind, loss_scale=scale).step()
+@pytest.mark.parametrize(
+    ("of", "scale"), [*zip(2 * KINDS, cycle(["dynamic", 256.0, "dynamic", 1000]))]
+)
+def test_an_overflow_skips_the_step_and_halves_a_dynamic_scale(of, scale):
+    loop = Loop(*of, loss_scale=scale).step()
     first = INITIAL_LOSS_SCALE if scale == "dynamic" else scale
     assert loop.precision.loss_scale == first
     before = state_of(loop)
@@ -73,14 +71,6 @@ def test_the_loss_scale_multiplies_gradients_but_not_updates(name):
     for a, b in zip(scaled.model.parameters(), unscaled.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
     assert unscaled.precision.loss_scale == 1.0
-
-
-def test_a_scale_keeps_gradients_that_fp16_would_flush():
-    flushed, kept = Loop("fp16-master", loss_scale="none"), Loop("fp16-master", loss_scale=2.0**14)
-    for loop in (flushed, kept):
-        loop.backward(1e-7)
-    assert not any(p.grad.any() for p in flushed.model.parameters() if p.dtype == torch.float16)
-    assert kept.model.conv1.weight.grad.count_nonzero() > 100
 
 
 @pytest.mark.parametrize(("most", "good_before"), [(1, 0), (2, 3), (5, 1)])
@@ -213,37 +203,3 @@ def test_skips_at_the_floor_count_and_weights_stay_finite(least):
     old.precision.load_state_dict({**old.precision.state_dict(), "scale": 0.0})
     assert old.run([False] * 3) == [1.0] * 3
     assert old.weight.isfinite()
-
-
-def ddp_run(name, kind):
-    """Take six steps of two micro-batches, with an overflow on one rank in three of the steps."""
-    rank = dist.get_rank()
-    loop = Loop(name, kind)
-    loop.network = DistributedDataParallel(loop.model)
-    seen = []
-    for step in range(6):
-        for micro_batch in range(2):
-            bad = (step, micro_batch, rank) in ((1, 0, 1), (3, 1, 0), (4, 0, 0))
-            if micro_batch == 0:
-                with loop.network.no_sync():
-                    loop.backward(1e30 if bad else 0.1)
-            else:
-                loop.backward(1e30 if bad else 0.1)
-        loop.update()
-        seen.append((loop.precision.skipped_steps, loop.precision.loss_scale))
-    return seen, [p.detach().clone() for p in loop.model.parameters()]
-
-
-def ddp_runs():
-    return [ddp_run(name, kind) for name, kind in KINDS]
-
-
-@pytest.mark.slow("starts two ranks")
-def test_all_ranks_skip_the_same_steps_whichever_micro_batch_overflows():
-    first, second = run_ranks(2, ddp_runs)
-    for (seen, weights), (others, their_weights) in zip(first, second, strict=True):
-        assert seen == others
-        assert [skipped for skipped, _ in seen] == [0, 1, 1, 2, 3, 3]
-        assert [scale for _, scale in seen][-1] == INITIAL_LOSS_SCALE / 2
-        assert same(weights, their_weights)
-        assert all(torch.isfinite(w).all() for w in weights)

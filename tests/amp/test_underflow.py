@@ -18,7 +18,7 @@ from largebatch.lars import LARS
 from tests.amp.nets import HALF, loss_of, net_and_batch, optimizer_for
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50),
     exponents=st.lists(st.integers(-149, 127), max_size=20),

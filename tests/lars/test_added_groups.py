@@ -14,6 +14,7 @@ from torch.optim import SGD, lr_scheduler
 from largebatch.amp import MasterWeights
 from largebatch.lars import LARS, Muon, as_scheduler, cosine, polynomial, warmup
 from largebatch.lars.groups import named as names_of
+from tests.lars.test_scheduler import rates_of
 
 STEPS = 30
 SCHEDULE = polynomial(2.0, STEPS, warmup_steps=5, start=0.25, end=1e-4)
@@ -27,10 +28,6 @@ kinds = st.sampled_from([SGD, LARS, Muon, lambda *args: MasterWeights(SGD(*args)
 def group(lr=None, tensors=False, **options):
     options["params"] = [nn.Parameter(torch.ones(3, 2))]
     return options if lr is None else options | {"lr": torch.tensor(lr) if tensors else lr}
-
-
-def rates_of(optimizer):
-    return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def step(optimizer, scheduler, times=1):

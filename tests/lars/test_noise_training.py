@@ -1,8 +1,6 @@
 """GradientNoise in a training loop: ranks, half precision, hooks, compilation and mistakes."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.lars import GradientNoise
 from tests.host_reads import NoHostReads
-from tests.lars.noise_problems import Weights, examples, moments, network, pass_of
+from tests.lars.test_noise import Weights, examples, moments, network, pass_of
 from tests.ranks import run_ranks
 
 
@@ -51,18 +49,6 @@ def on_a_rank(all_passes):
     return found
 
 
-@pytest.mark.slow("starts ranks")
-def test_ranks_under_ddp_agree_with_one_process_that_accumulates():
-    all_passes = (1, 2)
-    for passes, *ranks in zip(all_passes, *run_ranks(2, on_a_rank, all_passes), strict=True):
-        alone = two_steps(
-            network(), lambda step, place, n=passes: batch_of(2 * n * step + place), 2 * passes
-        )
-        assert ranks[0] == ranks[1]
-        for name, value in vars(alone).items():
-            assert getattr(ranks[0], name) == pytest.approx(value, rel=1e-9), name
-
-
 def overflow_on_one_rank():
     rank = torch.distributed.get_rank()
     model = DistributedDataParallel(Weights())
@@ -75,12 +61,34 @@ def overflow_on_one_rank():
     return noise.estimate()
 
 
-def test_an_overflow_on_one_rank_leaves_the_step_out_on_all():
-    first, second = run_ranks(2, overflow_on_one_rank)
+def on_sharded_parameters():
+    model = network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match=r"params are sharded over ranks.*; valid: Distributed"):
+        GradientNoise(model.parameters(), 1)
+
+
+def on_ranks(all_passes):
+    on_sharded_parameters()
+    return on_a_rank(all_passes), overflow_on_one_rank()
+
+
+@pytest.mark.slow("starts ranks")
+def test_ranks_under_ddp_agree_with_one_process_that_accumulates():
+    """An overflow on one rank leaves the step out on all, and sharded parameters are refused."""
+    all_passes = (1, 2)
+    (ours, first), (theirs, second) = run_ranks(2, on_ranks, all_passes)
     assert first == second
     assert (first.steps, first.left_out) == (2, 1)
     assert first.trace == pytest.approx(0.5)  # the variance of 1 and 2
     assert first.gradient_norm2 == pytest.approx((6 + 6 + 2**2) / 2)  # of steps 0 and 2
+    for passes, *ranks in zip(all_passes, ours, theirs, strict=True):
+        alone = two_steps(
+            network(), lambda step, place, n=passes: batch_of(2 * n * step + place), 2 * passes
+        )
+        assert ranks[0] == ranks[1]
+        for name, value in vars(alone).items():
+            assert getattr(ranks[0], name) == pytest.approx(value, rel=1e-9), name
 
 
 def test_half_precision_with_a_changing_scale_agrees_with_fp64():
@@ -151,13 +159,6 @@ def test_hooks_see_unused_shared_and_frozen_parameters_as_autograd_does():
     assert found.gradient_norm2 == pytest.approx(norm2 - trace / 2, rel=1e-9)
 
 
-def on_sharded_parameters():
-    model = network()
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    with pytest.raises(ValueError, match=r"params are sharded over ranks.*; valid: Distributed"):
-        GradientNoise(model.parameters(), 1)
-
-
 def test_what_cannot_be_measured_is_refused_in_one_line():
     model = Weights()
     for arguments, message in (
@@ -181,20 +182,3 @@ def test_what_cannot_be_measured_is_refused_in_one_line():
     with pytest.raises(ValueError, match="takes no sparse gradients; valid: sparse=False"):
         embedding(torch.tensor([1])).sum().backward()
     assert noise.estimate().steps == 0
-    run_ranks(2, on_sharded_parameters)
-
-
-def test_the_loop_of_the_guide_runs_as_printed(capsys):
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "own-code.md"
-    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
-    (snippet,) = (block for block in blocks if "GradientNoise" in block)
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    names = {
-        **{"model": model, "criterion": nn.CrossEntropyLoss(), "GradientNoise": GradientNoise},
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "batches": [(torch.randn(64, 3), torch.zeros(64, dtype=torch.long)) for _ in range(3)],
-    }
-    exec(snippet, names)
-    assert "NoiseScale(noise_scale=" in capsys.readouterr().out
-    assert names["noise"].estimate().steps == 3

@@ -64,6 +64,7 @@ def test_arguments_of_other_libraries_and_a_missing_rate_are_refused_in_one_line
         ({"weight_decay": -0.1}, "weight_decay must be >= 0"),
         ({"trust_coefficient": 0.0}, "trust_coefficient must be > 0"),
         ({"eps": -1e-9}, "eps must be >= 0"),
+        ({"trust_clip": "no"}, "trust_clip must be True or False, not 'no'"),
         (
             {"dialect": "adam"},
             r"dialect must be one of mlperf, .*, simclr-popular, not 'adam'",

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from largebatch.lars import Muon
-from largebatch.lars.muon.share import Traffic, _flops, plan_of, traffic
+from largebatch.lars.muon.share import flops, plan_of
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 
@@ -31,25 +31,24 @@ shapes_of_matrices = st.lists(
 ).map(tuple)
 
 
-@given(shapes_of_matrices, st.integers(1, 9), st.sampled_from([0.0, 1e5]))
+@given(shapes_of_matrices, st.integers(1, 9), st.sampled_from([0.0, 1e5, 1e9]))
 @settings(max_examples=80, deadline=None)
 def test_work_is_balanced_and_the_buffer_holds_each_tensor_in_the_part_of_its_owner(
-    shapes, ranks, overhead
+    shapes, ranks, of_batch
 ):
-    """A rank takes a twentieth more than the mean, or one tensor more than the mean (Graham)."""
-    plan = plan_of(shapes, ranks, overhead)
+    """The busiest rank has at most one tensor more than the mean (Graham)."""
+    plan = plan_of(shapes, ranks, of_batch)
     loads, batches, places = [0.0] * ranks, [set() for _ in range(ranks)], []
     for owner, start, shape in zip(plan.owners, plan.offsets, shapes, strict=True):
-        loads[owner] += _flops(shape)
+        loads[owner] += flops(shape)
         batches[owner].add(shape[1:])
         end = start + math.prod(shape)
         assert plan.bounds[owner] <= start
         assert end <= plan.bounds[owner + 1]
         places.append((start, end))
-    busiest = max(load + overhead * len(b) for load, b in zip(loads, batches, strict=True))
-    mean = (sum(loads) + overhead * len(shapes)) / ranks
-    most = max(map(_flops, shapes), default=0.0) + overhead
-    assert busiest <= max(1.05 * mean, mean + most) + 1e-6
+    busiest = max(load + of_batch * len(b) for load, b in zip(loads, batches, strict=True))
+    mean = (sum(loads) + of_batch * len(shapes)) / ranks
+    assert busiest <= (mean + max(map(flops, shapes), default=0.0) + of_batch) * (1 + 1e-9)
     places.sort()
     assert [start for start, _ in places] == [0, *(end for _, end in places)][: len(places)]
     assert plan.bounds[-1] == sum(map(math.prod, shapes))
@@ -57,10 +56,9 @@ def test_work_is_balanced_and_the_buffer_holds_each_tensor_in_the_part_of_its_ow
 
 
 def test_matrices_of_a_shape_stay_together_where_batches_cost_more_than_they():
-    shapes = ((1, 4, 4), (1, 4, 8)) * 3
-    assert plan_of(shapes, 2, 1e9).owners == (1, 0) * 3
-    apart = plan_of(shapes, 2, 0.0).owners
-    assert set(apart[::2]) == set(apart[1::2]) == {0, 1}
+    shapes = ((1, 4, 6), *[(1, 4, 4)] * 3)
+    assert plan_of(shapes, 2, 1e9).owners == (0, 1, 1, 1)
+    assert plan_of(shapes, 2, 0.0).owners == (0, 1, 1, 0)
 
 
 def parameters(dtype=torch.float32, *, channels_last=False):
@@ -225,20 +223,11 @@ def test_ranks_that_share_take_the_steps_of_one_that_does_all(by_rank):
 
 
 @pytest.mark.slow("runs on two ranks")
-def test_ranks_send_the_bytes_of_the_formula_and_wait_for_no_value(by_rank):
-    shapes = [torch.Size(shape) for shape in SHAPES]
+def test_ranks_send_each_direction_once_and_wait_for_no_value(by_rank):
     for dtype, *of_ranks in zip(DTYPES, *(counts for _, counts in by_rank), strict=True):
-        stated = traffic(shapes, 2, itemsize=dtype.itemsize, device_type="cpu")
-        assert stated.total_bytes == NUMBERS * dtype.itemsize
-        assert stated.broadcasts == 2
-        assert sum(sent for _, sent, _, _ in of_ranks) == stated.total_bytes
+        assert sum(sent for _, sent, _, _ in of_ranks) == NUMBERS * dtype.itemsize
         for broadcasts, sent, received, comparisons in of_ranks:
-            assert broadcasts == stated.broadcasts
-            assert sent + received == stated.total_bytes
+            assert broadcasts == 2
+            assert sent + received == NUMBERS * dtype.itemsize
             assert min(sent, received) > 0
             assert comparisons == 1
-
-
-def test_a_tensor_alone_is_sent_by_one_of_several_ranks():
-    assert traffic([torch.Size((8, 8))], 1) == Traffic(1, 0, 0)
-    assert traffic([torch.Size((8, 8))], 4) == Traffic(4, 1, 128)

@@ -7,21 +7,15 @@ import pytest
 import timm.optim
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.testing import assert_close
 
-from largebatch.lars import Muon, hidden_weights, split_parameters
+from largebatch.lars import Muon
 from largebatch.lars.muon.options import DEFAULTS
 from tests.lars.muon.training import (
     SHAPES,
     assert_equal,
     follow,
     make,
-    parameters,
     run,
     tensors,
 )
@@ -149,33 +143,3 @@ def test_options_that_torchs_muon_lacks_stay_as_they_are():
     group = optimizer.param_groups[0]
     assert {name: group[name] for name in kept} == kept
     assert (group["momentum"], group["weight_decay"]) == (0.95, 0.1)
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_torchs_distributed_state_dicts_resume_bit_for_bit(flat):
-    """They initialise the state by a step at learning rate 0, which changes no weight."""
-    options = StateDictOptions(flatten_optimizer_state_dict=flat)
-
-    def build():
-        model = network().bfloat16()
-        made = split_parameters(model, 0.01, orthogonal=hidden_weights(model))
-        return model, Muon(
-            made, 0.1, norm_projection=True, others={"rule": "adamw"}, master_weights=True
-        )
-
-    model, optimizer = build()
-    run(optimizer, range(2))
-    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
-    resumed, other = build()
-    follow(optimizer, other)
-    set_optimizer_state_dict(resumed, other, saved, options=options)
-    for a, b in zip(parameters(other), parameters(optimizer), strict=True):
-        assert torch.equal(a, b)
-    run(optimizer, range(2, 4))
-    run(other, range(2, 4))
-    assert_equal(other, optimizer)
