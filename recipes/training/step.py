@@ -21,12 +21,14 @@ from torch.optim import Optimizer
 
 from ...amp import Precision
 from ...comm import Plan, Topology, ranged, register
+from ...lars import GradientNoise, Span
 from ...pipeline import Batch, Loader
+from ..errors import RecipeError
 from ..models.batch_counters import BatchCounters
 from ..ranks import Job
-from .evaluate import Meter, buffers_kept
+from .evaluate import Meter, kept
+from .timeline import Timeline
 from .watch.clocks import BACKWARD, FORWARD, INPUT_WAIT, METERS, OPTIMIZER, Phases
-from .watch.noise import NoiseMeter
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -58,12 +60,6 @@ class TrainingStep:
         max_norm: Norm that the gradients of a step are clipped to; None: they are not.
         compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
         noise: Is told when the gradients of a step are complete.
-
-    Attributes:
-        model: As given.
-        optimizer: As given.
-        precision: As given.
-        phases: Measures and names the phases of the steps.
     """
 
     def __init__(
@@ -172,12 +168,12 @@ class TrainingStep:
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int
     ) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a micro-batch.
+        """Add the gradients of a micro-batch, which is number ``place``, from 0, of its step.
 
         Args:
             images: Images, shape ``[n, 3, size, size]``.
             labels: Class numbers, int64, shape ``[n]``.
-            place: Which of the step's micro-batches this is, from 0.
+            place: Which of the step's micro-batches this is.
             accumulation: Number of micro-batches of the step.
 
         Returns:
@@ -200,11 +196,7 @@ class TrainingStep:
         return loss.detach(), logits.detach()
 
     def update(self) -> Tensor | None:
-        """Clip the gradients, if asked, and step the optimizer.
-
-        Returns:
-            The norm of the gradients before clipping, 0-d; None without clipping.
-        """
+        """Step the optimizer; return the norm that gradients had, 0-d, if they are clipped."""
         norm = None
         if self._max_norm is not None:
             norm = self.precision.clip_grad_norm_(self.optimizer, self._max_norm)
@@ -212,17 +204,61 @@ class TrainingStep:
         return norm
 
 
+class NoiseMeter:
+    """Measures the gradient noise scale in the steps that are due by ``gradient_noise_every``.
+
+    In other steps it changes nothing. A resumed run starts to measure anew.
+    """
+
+    def __init__(
+        self, model: nn.Module, precision: Precision, timeline: Timeline, every: Span
+    ) -> None:
+        self._precision, self._timeline, self._every = precision, timeline, every
+        self._noise = GradientNoise(model.parameters(), 1)
+        self._noise.watch(False)
+
+    def begin_step(self, step: int, micro_batch_size: int) -> None:
+        """Begin step number ``step``, from 1, whose backward passes have so many images."""
+        self._noise.watch(self._timeline.due(self._every, step))
+        self._noise.batch_size = micro_batch_size
+
+    def gradients_ready(self) -> None:
+        """Measure the gradients of the step, after its last backward pass and before clipping."""
+        self._noise.step(self._precision.loss_scale_on_device)
+
+    def values(self) -> dict[str, float]:
+        """Return ``noise_scale`` and its standard error, in images; waits, and a collective.
+
+        NaN where they are not determined; empty before the first measured step.
+        """
+        found = self._noise.estimate()
+        if not found.steps + found.left_out:
+            return {}
+        return {"noise_scale": found.noise_scale, "noise_scale_error": found.standard_error}
+
+
+def check_measurable(every: Span, timeline: Timeline, last_step: int) -> None:
+    """Check that the gradient noise scale can be measured.
+
+    Raises:
+        RecipeError: No step is measured, or a step has a single backward pass.
+    """
+    key, ranks = "gradient_noise_every", timeline.world_size
+    if timeline.steps(every) > last_step:
+        raise RecipeError(f"{key}: {every} is longer than the run, {last_step} steps")
+    for phase, first in zip(timeline.phases, timeline.first_steps, strict=False):
+        if first < last_step and phase.accumulation(ranks) * ranks < 2:
+            raise RecipeError(
+                f"{key}: a batch of {phase.batch_size} images is one backward pass, with no "
+                f"smaller batch to compare it with; valid: a micro_batch_size of at most "
+                f"{max(1, phase.batch_size // 2)}, or null"
+            )
+
+
 def data_parallel(
     model: nn.Module, job: Job, plan: Plan, topology: Topology
 ) -> DistributedDataParallel:
-    """Wrap a model in DistributedDataParallel that reduces gradients by a plan.
-
-    Args:
-        model: The model on this rank's device.
-        job: The ranks.
-        plan: Bucket sizes, and the algorithm and wire dtype for each message size.
-        topology: The node of each rank.
-    """
+    """Wrap a model, on this rank's device, in DDP that reduces gradients by a plan."""
     # Buffers are averaged before each evaluation instead of broadcast at each forward pass.
     # torch 2.15 renamed the option.
     names = inspect.signature(DistributedDataParallel).parameters
@@ -247,15 +283,10 @@ def lay_out_buckets(ddp: DistributedDataParallel, step: TrainingStep, loader: Lo
 
     The pass is that of training, on a batch of the same form, so that torch.compile compiles once
     and cuDNN tries its algorithms once.
-
-    Args:
-        ddp: The model, which has not been run yet.
-        step: The training step of the model. Its gradients are cleared afterwards.
-        loader: Loader of the training images.
     """
     images, labels = loader.empty_batch()
     last = loader.accumulation - 1  # the micro-batch whose backward pass reduces
-    with buffers_kept(ddp.module):
+    with kept(ddp.module.buffers()):
         step.forward_backward(images.zero_(), labels.zero_(), last, loader.accumulation)
     step.optimizer.zero_grad(set_to_none=True)
     step.precision.abandon()

@@ -34,11 +34,7 @@ from .watch.clocks import AVERAGE
 
 
 class Trainer:
-    """Trains a run on the ranks of its job: each rank makes a trainer, and calls :meth:`run`.
-
-    Args:
-        run: The run, as :func:`.run.start_up` returns it.
-    """
+    """Trains a run on the ranks of its job: each rank makes a trainer, and calls :meth:`run`."""
 
     def __init__(self, run: Run) -> None:
         self.context, self.callbacks = run.context, run.callbacks

@@ -22,7 +22,7 @@ from ...schema.optimizers import entry_of
 from ...words import binary_size, count, describe_rule, folded, in_full
 from ..build import Components
 from ..callbacks import RunContext
-from ..schedule import in_words as schedule_in_words
+from ..timeline import schedule_in_words
 
 #: Lines are this long at most, in characters, where names and paths allow.
 WIDTH = 100
@@ -42,15 +42,9 @@ def show_opening(
 ) -> None:
     """Show the lines of a run, then notices and what the run begins with.
 
-    Args:
-        run: The run.
-        components: Its components.
-        asked: The keys of the recipe before anything was chosen for ``auto``.
-        precision: The precision in use.
-        topology: The node of each rank.
-        memory: What a step needs, in words; empty if that is not known.
-        notices: What is worth a look.
-        changes: What has changed in the recipe since the checkpoint was written.
+    ``asked`` are the keys of the recipe before anything was chosen for ``auto``, ``memory`` is what
+    a step needs, in words, or empty, and ``changes`` are those in the recipe since the checkpoint
+    was written.
     """
     lines = opening_lines(run, components, asked, precision.name, topology, memory)
     run.say("\n  ".join(("\n".join(lines), *notices)))
@@ -100,6 +94,11 @@ def opening_lines(
     ]
 
 
+def _listed(*parts: str) -> str:
+    """The parts that are not empty, in a row."""
+    return ", ".join(filter(None, parts))
+
+
 def _chosen(value: Any) -> str:
     """A mark beside what was chosen where the recipe says ``auto``."""
     return " (auto)" if value == "auto" else ""
@@ -108,14 +107,12 @@ def _chosen(value: Any) -> str:
 def _data(run: RunContext) -> str:
     recipe, source, val = run.recipe, run.loader.source, run.val_loader
     size = recipe.data.image_size
-    return ", ".join(
-        [
-            f"{len(source):,} training images",
-            *([f"{len(val.source):,} for validation"] if val else []),
-            count(len(source.classes), "class", "classes"),
-            f"{size} pixels",
-            *([f"validation at {recipe.eval_size}"] if val and recipe.eval_size != size else []),
-        ]
+    return _listed(
+        f"{len(source):,} training images",
+        f"{len(val.source):,} for validation" if val else "",
+        count(len(source.classes), "class", "classes"),
+        f"{size} pixels",
+        f"validation at {recipe.eval_size}" if val and recipe.eval_size != size else "",
     )
 
 
@@ -123,11 +120,13 @@ def _input(run: RunContext, asked: Mapping[str, Any]) -> str:
     loader, data = run.loader, run.recipe.data
     if data.source == "synthetic":
         return "synthetic images"
-    skips = ["unusable images skipped"] if data.on_error == "skip" else []
     back_end = f"{loader.backend}{_chosen(asked['data']['backend'])}"
-    decoded = f"decoded by {back_end} on {count(loader.threads, 'thread')}"
-    ahead = f"{count(loader.prefetch, 'batch', 'batches')} ahead"
-    return ", ".join([f"{data.source} {without_query(data.path or '')}", decoded, ahead, *skips])
+    return _listed(
+        f"{data.source} {without_query(data.path or '')}",
+        f"decoded by {back_end} on {count(loader.threads, 'thread')}",
+        f"{count(loader.prefetch, 'batch', 'batches')} ahead",
+        "unusable images skipped" if data.on_error == "skip" else "",
+    )
 
 
 def _batch(run: RunContext, components: Components, topology: Topology) -> str:
@@ -158,31 +157,29 @@ def _stages(run: RunContext) -> str:
     rates = {None: "", "keep": ", learning rate unchanged"}
     found = []
     for stage in run.recipe.stages:
-        what = []
-        if stage.image_size:
-            what.append(f"{stage.image_size} pixels")
-        if stage.batch_size:
-            what.append(f"batch {stage.batch_size:,}")
-        if stage.micro_batch_size:
-            what.append(f"micro-batch {stage.micro_batch_size:,}")
+        what = _listed(
+            f"{stage.image_size} pixels" if stage.image_size else "",
+            f"batch {stage.batch_size:,}" if stage.batch_size else "",
+            f"micro-batch {stage.micro_batch_size:,}" if stage.micro_batch_size else "",
+        )
         rate = rates.get(stage.lr, f", learning rate scaled ({stage.lr})")
-        found.append(f"{', '.join(what)} from {stage.from_}{rate}")
+        found.append(f"{what} from {stage.from_}{rate}")
     return folded(found, _ROOM, "; ")
 
 
 def _steps(run: RunContext) -> str:
     recipe, timeline, last = run.recipe, run.timeline, run.last_step
     initially = " initially" if timeline.changes_batch else ""
-    target = recipe.target_accuracy
+    target, every = recipe.target_accuracy, recipe.checkpoint.every
     parts = [
         f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",
-        *([f"stopping after {last:,}"] if last < timeline.total_steps else []),
-        *([f"until {target:g} % top-1"] if target is not None else []),
-        *([f"evaluation every {recipe.evaluate_every}"] if run.val_loader else []),
-        *([f"checkpoint every {recipe.checkpoint.every}"] if recipe.checkpoint.every else []),
+        f"stopping after {last:,}" if last < timeline.total_steps else "",
+        f"until {target:g} % top-1" if target is not None else "",
+        f"evaluation every {recipe.evaluate_every}" if run.val_loader else "",
+        f"checkpoint every {every}" if every else "",
         f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
     ]
-    return folded(parts, _ROOM)
+    return folded([*filter(None, parts)], _ROOM)
 
 
 def _optimizer(run: RunContext) -> str:
@@ -192,13 +189,13 @@ def _optimizer(run: RunContext) -> str:
     everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
     parts = [
         name,
-        *([f"momentum {options.momentum:g}"] if "momentum" in entry_of(options.name).keys else []),
+        f"momentum {options.momentum:g}" if "momentum" in entry_of(options.name).keys else "",
         f"weight decay {options.weight_decay:g}{everywhere}",
-        *([others] if others else []),
-        *([f"gradients clipped at norm {clip:g}"] if (clip := options.clip_grad_norm) else []),
+        others,
+        f"gradients clipped at norm {clip:g}" if (clip := options.clip_grad_norm) else "",
         *(f"{key} {value}" for key, value in options.args.items()),
     ]
-    return folded(parts, _ROOM)
+    return folded([*filter(None, parts)], _ROOM)
 
 
 def _precision(
@@ -206,18 +203,15 @@ def _precision(
 ) -> str:
     recipe, device = run.recipe, run.job.device.type
     threads = f" with {count(torch.get_num_threads(), 'thread')}" if device == "cpu" else ""
-    settings = components.settings.in_words()
     by_auto, mode = _chosen(asked["compile"]), recipe.compile_mode
-    compiled = ["not compiled" + by_auto] if by_auto else []
+    compiled = "not compiled" + by_auto if by_auto else ""
     if mode:
-        compiled = [f"compiled{by_auto}" if mode == "default" else f"compiled ({mode})"]
-    return ", ".join(
-        [
-            f"{precision}{_chosen(asked['precision'])} on {device}{threads}",
-            *([f"loss scale {recipe.loss_scale}"] if recipe.loss_scale != "auto" else []),
-            *compiled,
-            *([settings] if settings else []),
-        ]
+        compiled = f"compiled{by_auto}" if mode == "default" else f"compiled ({mode})"
+    return _listed(
+        f"{precision}{_chosen(asked['precision'])} on {device}{threads}",
+        f"loss scale {recipe.loss_scale}" if recipe.loss_scale != "auto" else "",
+        compiled,
+        components.settings.in_words(),
     )
 
 
@@ -228,15 +222,17 @@ def _all_reduce(
     plan, job, file = components.plan, run.job, run.recipe.comm.plan
     by_auto = "" if file else _chosen(asked["comm"]["algorithm"])
     parts = [_rule(rule, alone=len(plan.rules) == 1) + by_auto for rule in plan.rules]
-    plan_file = f"; {file}" if file else ""
-    nodes = f"; nodes by {topology.source}" if topology.source != "given" else ""
-    is_ordered = job.device.type == "cuda" and launches_are_ordered()
-    launches = "; NCCL_LAUNCH_ORDER_IMPLICIT=1" if is_ordered else ""
     sizes = plan.segments or (plan.fusion_threshold_bytes,)
-    buckets = "; buckets of " + folded([binary_size(size) for size in sizes], 24)
-    back_end = f"; {job.back_end}" if job.back_end else ""
-    further = f"{buckets}{nodes}{plan_file}{back_end}{launches}"
-    return folded(parts, max(64, _ROOM - len(further))) + further
+    is_ordered = job.device.type == "cuda" and launches_are_ordered()
+    further = [
+        "buckets of " + folded([binary_size(size) for size in sizes], 24),
+        f"nodes by {topology.source}" if topology.source != "given" else "",
+        str(file or ""),
+        job.back_end,
+        "NCCL_LAUNCH_ORDER_IMPLICIT=1" if is_ordered else "",
+    ]
+    more = "".join(f"; {part}" for part in further if part)
+    return folded(parts, max(64, _ROOM - len(more))) + more
 
 
 def _rule(rule: Rule, *, alone: bool) -> str:

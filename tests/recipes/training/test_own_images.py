@@ -13,7 +13,6 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.tune.trial import held_out
 from tests.conftest import write_images
 from tests.recipes.commands.test_app import run
 from tests.recipes.runs import assert_same
@@ -64,15 +63,6 @@ def test_the_guides_five_commands_lead_from_class_folders_to_an_export(
     model = timm.create_model("local-dir:exported", pretrained=True)
     assert model.num_classes == 2
     assert (tmp_path / "exported" / "classes.txt").read_text().split() == ["ant", "bee"]
-
-
-@pytest.mark.slow("trains a small network")
-def test_class_folders_without_a_division_are_trained_on_with_a_holdout(classes, tmp_path):
-    own = trainer("folder", classes, tmp_path / "run", "data.holdout=9")
-    assert (len(own.loader.source), len(own.val_loader.source)) == (43, 9)
-    assert own.loader.source.classes == ("ant", "bee")
-    assert own.run()["step"] == 11
-    assert held_out(load("folder", [f"data.path={classes}"]).recipe) == 5
 
 
 @pytest.mark.parametrize("below", ["", "train"])

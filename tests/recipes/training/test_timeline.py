@@ -22,8 +22,7 @@ from largebatch.recipes.schema.sections import Stage
 from largebatch.recipes.training import timeline as timelines
 from largebatch.recipes.training.build import prepare
 from largebatch.recipes.training.folder.place import run_place
-from largebatch.recipes.training.schedule import learning_rates
-from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.timeline import learning_rates, timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
 
@@ -88,15 +87,11 @@ def test_a_loader_outside_a_run_has_the_same_stages(drawn):
     assert bare.timeline.steps_per_epoch == found.steps_per_epoch
 
 
-@pytest.mark.parametrize("stages", [(), (stage("1ep", 32), stage("2ep", 64))])
-def test_a_run_is_laid_out_once(tmp_path, monkeypatch, stages):
-    counts = Counter()
-    for owner, name in (
-        (StageTimeline, "then"),
-        (StageTimeline, "until"),
-        (stage_module, "lay_out"),
-    ):
-        count_calls(monkeypatch, counts, owner, name)
+def test_a_run_is_laid_out_once(tmp_path, monkeypatch):
+    stages, counts = (stage("1ep", 32), stage("2ep", 64)), Counter()
+    count_calls(monkeypatch, counts, StageTimeline, "then")
+    count_calls(monkeypatch, counts, StageTimeline, "until")
+    count_calls(monkeypatch, counts, stage_module, "lay_out")
     monkeypatch.setattr(loaders, "lay_out", stage_module.lay_out)
     monkeypatch.setattr(timelines, "lay_out", stage_module.lay_out)
     keys = ["data.source=synthetic", "data.train_images=300", "data.val_images=9"]
@@ -218,16 +213,32 @@ def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
         run = recipe(16, 4, [stage(first, 32), stage(second, 8)])
         found = timeline_of(run, 53)
         assert (found.changes, found.total_steps) == ((3, 5), 5 + 12)
-
-
-def test_stages_out_of_order_are_refused():
-    with pytest.raises(RecipeError, match=r"^stages.1.from: 10 does not come after 2ep; valid: st"):
-        timeline_of(recipe(32, 4, [stage("2ep", 8), stage("10", 16)]), 64 * 3)
-
-
-def test_a_stage_that_begins_after_the_end_changes_nothing():
-    found = timeline_of(recipe(16, 2, [stage("5ep", 32, "linear")]), 53)
+    found = timeline_of(recipe(16, 2, [stage("5ep", 32, "linear")]), 53)  # after the end
     assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "images", "message"),
+    [
+        (
+            recipe(32, 4, [stage("2ep", 8), stage("10", 16)]),
+            *(192, "stages.1.from: 10 does not come after 2ep; valid: stages in order"),
+        ),
+        (
+            *(recipe(65_536, 2.0), 53),
+            "batch_size: 65536 is too large for a run of 2 epochs of 53 training images; valid: "
+            "at most 106",
+        ),
+        (
+            *(recipe(100, 0.01), 1_000),
+            "epochs: 0.01 is less than one step; valid: at least 0.1, as an epoch is 10 steps",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_laid_out_names_the_key_at_fault(run, images, message):
+    with pytest.raises(RecipeError) as caught:
+        timeline_of(run, images)
+    assert str(caught.value) == message
 
 
 def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
@@ -238,20 +249,6 @@ def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
     # and without one, it is what a rank has of the batch
     found = timeline_of(recipe(16, 5, stages[:1]), 100)
     assert [phase.micro_batch_size for phase in found.phases] == [16, 64]
-
-
-@pytest.mark.parametrize(
-    ("images", "batch", "epochs", "message"),
-    [
-        (53, 65_536, 2.0, "batch_size: 65536 is too large for a run of 2 epochs of 53 training "),
-        (53, 65_536, 2.0, "; valid: at most 106"),
-        (1_000, 100, 0.01, "epochs: 0.01 is less than one step; valid: at least 0.1, "),
-    ],
-)
-def test_a_run_without_a_step_names_the_key_at_fault(images, batch, epochs, message):
-    with pytest.raises(RecipeError) as caught:
-        timeline_of(recipe(batch, epochs), images)
-    assert message in str(caught.value)
 
 
 @given(runs(), st.sampled_from(["1", "7", "1ep", "0.3ep", "2ep", "0.1dur", "0.001ep"]), st.data())
