@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ...amp import Precision, fastest
 from ...comm import Plan, Topology
+from ...lars import Span
 from ...pipeline import LeftOut, Loader
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm, share_statistics
@@ -36,7 +37,6 @@ from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
 from .initial_weights import start_from, start_from_images
-from .step import check_measurable
 from .timeline import LearningRates, Timeline, learning_rates, timeline_of
 from .watch.memory import MemoryCounter, without_numbers
 from .watch.profile import check_profile
@@ -144,7 +144,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     timeline = timeline_of(recipe, len(train), job.world_size, most)
     last_step = timeline.last_step(recipe)
     if recipe.gradient_noise_every is not None:
-        check_measurable(recipe.gradient_noise_every, timeline, last_step)
+        _check_noise(recipe.gradient_noise_every, timeline, last_step)
     check_profile(recipe.profile, last_step, job.world_size)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
@@ -182,6 +182,20 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         settings=device_settings(recipe, job.device),
         left_out=left_out.line(),
     )
+
+
+def _check_noise(every: Span, timeline: Timeline, last_step: int) -> None:
+    """Raise RecipeError if no step measures the noise scale, or one has a single backward pass."""
+    key, ranks = "gradient_noise_every", timeline.world_size
+    if timeline.steps(every) > last_step:
+        raise RecipeError(f"{key}: {every} is longer than the run, {last_step} steps")
+    for phase, first in zip(timeline.phases, timeline.first_steps, strict=False):
+        if first < last_step and phase.accumulation(ranks) * ranks < 2:
+            raise RecipeError(
+                f"{key}: a batch of {phase.batch_size} images is one backward pass, with no "
+                f"smaller batch to compare it with; valid: a micro_batch_size of at most "
+                f"{max(1, phase.batch_size // 2)}, or null"
+            )
 
 
 def _check_storable(recipe: Recipe, optimizer: Optimizer) -> None:

@@ -67,10 +67,7 @@ def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Sour
 
 
 def open_split(
-    data: Data,
-    name: str,
-    classes: tuple[str, ...] | None = None,
-    on_fault: OnFault | None = None,
+    data: Data, name: str, classes: tuple[str, ...] | None = None, on_fault: OnFault | None = None
 ) -> ImageSource:
     """Open the images of one split, ``train`` or ``val``.
 

@@ -270,10 +270,7 @@ class WeightAverage:
         return {f"ema_{name}": value for name, value in values.items()}
 
     def state_dict(self, job: Job) -> dict[str, Tensor]:
-        """Return the averaged weights in FP32 on the CPU, with buffers averaged over all ranks.
-
-        For export, like :func:`full_precision_state_dict`; a collective.
-        """
+        """Return the average in FP32 on the CPU, with buffers averaged over ranks; a collective."""
         with self.applied(), averaged_buffers(self._model, job):
             content = full_precision_state_dict(self._model)
         averages = {self._held[name]: average for name, average in self.parameters.items()}

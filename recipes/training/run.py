@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...amp import Precision
 from ...comm import Topology
-from ...lars import Schedule, TrustRatioHistory, as_scheduler
+from ...lars import GradientNoise, Schedule, TrustRatioHistory, as_scheduler
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
@@ -29,7 +29,7 @@ from .folder.place import agreed_place, is_of
 from .folder.saving import Checkpoints
 from .screen.console import Display
 from .screen.opening import show_opening
-from .step import NoiseMeter, TrainingStep, data_parallel, lay_out_buckets
+from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Standstill, Stopping
 from .watch.clocks import RunClock
 from .watch.memory import gpu_of
@@ -48,7 +48,7 @@ class Run:
     take_step: TrainingStep
     ema: WeightAverage | None  # the moving average of the weights
     trust_ratios: TrustRatioHistory | None  # None if they are not logged
-    noise: NoiseMeter | None  # None if the recipe does not ask for it
+    noise: GradientNoise | None  # None if the recipe does not ask for it
     settings: DeviceSettings
     reached: float | None  # top-1 of the last evaluation before this process, if the target's
     readings: Readings
@@ -135,7 +135,8 @@ def start_up(
     recipe = recipe.model_copy(update={"compile": compiled})
     noise = None
     if recipe.gradient_noise_every is not None:
-        noise = NoiseMeter(model, precision, timeline, recipe.gradient_noise_every)
+        noise = GradientNoise(model.parameters(), loader.micro_batch_size)
+        noise.watch(False)
     take_step = TrainingStep(
         model,
         ddp,
@@ -194,8 +195,8 @@ def start_up(
     changed = differences(saved["recipe"], resolved) if saved else []
     memory = counter.estimate(precision.name, timeline.phases, job.world_size) if counter else None
     needed = memory.in_words(gpu := gpu_of(job.device)) if memory else ""
-    chosen = loaded.recipe.model_dump(), precision, topology, needed
-    show_opening(context, components, *chosen, notices, changed)
+    asked = loaded.recipe.model_dump()
+    show_opening(context, components, asked, precision.name, topology, needed, notices, changed)
     if memory and (warning := memory.too_large(gpu)):
         display.warn(warning)
     lars: Any = optimizer

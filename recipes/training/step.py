@@ -21,13 +21,11 @@ from torch.optim import Optimizer
 
 from ...amp import Precision
 from ...comm import Plan, Topology, ranged, register
-from ...lars import GradientNoise, Span
+from ...lars import GradientNoise
 from ...pipeline import Batch, Loader
-from ..errors import RecipeError
 from ..models.batch_counters import BatchCounters
 from ..ranks import Job
 from .evaluate import Meter, kept
-from .timeline import Timeline
 from .watch.clocks import BACKWARD, FORWARD, INPUT_WAIT, METERS, OPTIMIZER, Phases
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
@@ -59,7 +57,7 @@ class TrainingStep:
         label_smoothing: Share of the target that is spread over all classes.
         max_norm: Norm that the gradients of a step are clipped to; None: they are not.
         compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
-        noise: Is told when the gradients of a step are complete.
+        noise: Measures the gradients of a step, before they are clipped.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class TrainingStep:
         label_smoothing: float = 0.0,
         max_norm: float | None = None,
         compile_mode: str | None = None,
-        noise: NoiseMeter | None = None,
+        noise: GradientNoise | None = None,
     ) -> None:
         self.phases = Phases(next(model.parameters()).device, model if ddp else None)
         self.model, self.optimizer, self.precision = model, optimizer, precision
@@ -138,7 +136,7 @@ class TrainingStep:
                     return False
             if self._noise is not None:
                 with ranged(METERS):
-                    self._noise.gradients_ready()
+                    self._noise.step(self.precision.loss_scale_on_device)
             with phases(OPTIMIZER):
                 norm = self.update()
             with ranged(METERS):
@@ -202,57 +200,6 @@ class TrainingStep:
             norm = self.precision.clip_grad_norm_(self.optimizer, self._max_norm)
         self.precision.step(self.optimizer)
         return norm
-
-
-class NoiseMeter:
-    """Measures the gradient noise scale in the steps that are due by ``gradient_noise_every``.
-
-    In other steps it changes nothing. A resumed run starts to measure anew.
-    """
-
-    def __init__(
-        self, model: nn.Module, precision: Precision, timeline: Timeline, every: Span
-    ) -> None:
-        self._precision, self._timeline, self._every = precision, timeline, every
-        self._noise = GradientNoise(model.parameters(), 1)
-        self._noise.watch(False)
-
-    def begin_step(self, step: int, micro_batch_size: int) -> None:
-        """Begin step number ``step``, from 1, whose backward passes have so many images."""
-        self._noise.watch(self._timeline.due(self._every, step))
-        self._noise.batch_size = micro_batch_size
-
-    def gradients_ready(self) -> None:
-        """Measure the gradients of the step, after its last backward pass and before clipping."""
-        self._noise.step(self._precision.loss_scale_on_device)
-
-    def values(self) -> dict[str, float]:
-        """Return ``noise_scale`` and its standard error, in images; waits, and a collective.
-
-        NaN where they are not determined; empty before the first measured step.
-        """
-        found = self._noise.estimate()
-        if not found.steps + found.left_out:
-            return {}
-        return {"noise_scale": found.noise_scale, "noise_scale_error": found.standard_error}
-
-
-def check_measurable(every: Span, timeline: Timeline, last_step: int) -> None:
-    """Check that the gradient noise scale can be measured.
-
-    Raises:
-        RecipeError: No step is measured, or a step has a single backward pass.
-    """
-    key, ranks = "gradient_noise_every", timeline.world_size
-    if timeline.steps(every) > last_step:
-        raise RecipeError(f"{key}: {every} is longer than the run, {last_step} steps")
-    for phase, first in zip(timeline.phases, timeline.first_steps, strict=False):
-        if first < last_step and phase.accumulation(ranks) * ranks < 2:
-            raise RecipeError(
-                f"{key}: a batch of {phase.batch_size} images is one backward pass, with no "
-                f"smaller batch to compare it with; valid: a micro_batch_size of at most "
-                f"{max(1, phase.batch_size // 2)}, or null"
-            )
 
 
 def data_parallel(

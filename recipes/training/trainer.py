@@ -173,15 +173,12 @@ class Trainer:
         step = self.step + 1
         reads = self._may_read(step)
         meter.begin_step(measures_accuracy=reads, may_drop=self._stopping.drops_steps)
-        if self._built.noise:
-            self._built.noise.begin_step(step, self.loader.micro_batch_size)
+        if noise := self._built.noise:
+            noise.watch(self._due(self.context.recipe.gradient_noise_every, step))
+            noise.batch_size = self.loader.micro_batch_size
         try:
             is_made = self._take_step(
-                batches,
-                self.loader.accumulation,
-                meter,
-                waits=reads,
-                stops=self._stopping.in_step,
+                batches, self.loader.accumulation, meter, waits=reads, stops=self._stopping.in_step
             )
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
             raise self._diverged(str(error), step) from error

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ....amp import Precision
 from ....comm import Rule, Topology, launches_are_ordered
 from ....lars import Span
 from ....pipeline import without_query
@@ -34,11 +33,11 @@ def show_opening(
     run: RunContext,
     components: Components,
     asked: Mapping[str, Any],
-    precision: Precision,
+    precision: str,
     topology: Topology,
-    memory: str,
-    notices: Iterable[str],
-    changes: Iterable[str],
+    memory: str = "",
+    notices: Iterable[str] = (),
+    changes: Iterable[str] = (),
 ) -> None:
     """Show the lines of a run, then notices and what the run begins with.
 
@@ -46,34 +45,9 @@ def show_opening(
     a step needs, in words, or empty, and ``changes`` are those in the recipe since the checkpoint
     was written.
     """
-    lines = opening_lines(run, components, asked, precision.name, topology, memory)
-    run.say("\n  ".join(("\n".join(lines), *notices)))
-    path = components.resume_from
-    if components.start:
-        run.say(components.start)
-    elif path:
-        changed = (f"  {line}" for line in (*changes, *components.changes))
-        run.say("\n".join([f"resumed from {path} at step {run.step}", *changed]))
-    elif run.recipe.resume.from_:
-        run.say("no checkpoint to resume from yet: training starts at step 0")
-
-
-def opening_lines(
-    run: RunContext,
-    components: Components,
-    asked: Mapping[str, Any],
-    precision: str,
-    topology: Topology,
-    memory: str = "",
-) -> list[str]:
-    """Return the lines that describe what a run will do, from what :func:`show_opening` is given.
-
-    ``precision`` is its name.
-    """
-    recipe = run.recipe
+    recipe, start = run.recipe, components.resume_from
     parameters = sum(p.numel() for p in run.model.parameters())
     average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:g}"
-    reduced = _all_reduce(run, components, asked, topology) if run.job.world_size > 1 else ""
     lines = {
         "data": _data(run),
         "input": _input(run, asked),
@@ -83,15 +57,23 @@ def opening_lines(
         "schedule": schedule_in_words(recipe, components.rates, run.timeline),
         "optimizer": _optimizer(run),
         "precision": _precision(run, components, asked, precision),
-        "all-reduce": reduced,
+        "all-reduce": _all_reduce(run, components, asked, topology),
         "memory": memory,
         "run folder": str(run.run_dir),
     }
-    return [
+    run.say(
         f"{run.name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters{average}, "
-        f"seed {recipe.seed}",
-        *(f"  {label:{_LABEL}}{text}" for label, text in lines.items() if text),
-    ]
+        f"seed {recipe.seed}"
+        + "".join(f"\n  {label:{_LABEL}}{text}" for label, text in lines.items() if text)
+        + "".join(f"\n  {notice}" for notice in notices)
+    )
+    if components.start:
+        run.say(components.start)
+    elif start:
+        changed = (f"\n  {line}" for line in (*changes, *components.changes))
+        run.say(f"resumed from {start} at step {run.step}" + "".join(changed))
+    elif recipe.resume.from_:
+        run.say("no checkpoint to resume from yet: training starts at step 0")
 
 
 def _listed(*parts: str) -> str:
@@ -219,6 +201,8 @@ def _all_reduce(
     run: RunContext, components: Components, asked: Mapping[str, Any], topology: Topology
 ) -> str:
     """Which algorithm reduces messages of which size, such as ``ring to 1 MiB, torus above``."""
+    if run.job.world_size == 1:
+        return ""
     plan, job, file = components.plan, run.job, run.recipe.comm.plan
     by_auto = "" if file else _chosen(asked["comm"]["algorithm"])
     parts = [_rule(rule, alone=len(plan.rules) == 1) + by_auto for rule in plan.rules]

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import torch
 
 from ....comm import ranks_named
-from ....lars import Schedule
+from ....lars import GradientNoise, Schedule
 from ....pipeline import Loader
 from ...ranks import Job
 from ..evaluate import Meter
 from ..folder.metrics import SkippedImages
-from ..step import NoiseMeter, TrainingStep
+from ..step import TrainingStep
 from ..timeline import Timeline
 from .clocks import RunClock
 
@@ -58,7 +58,7 @@ class Readings:
         job: Job,
         clock: RunClock,
         skipped: SkippedImages,
-        noise: NoiseMeter | None,
+        noise: GradientNoise | None,
         warn: Callable[[str], None],
         sums: list[list[float]] | None = None,
     ) -> None:
@@ -133,8 +133,8 @@ class Readings:
         if "all_reduce_seconds" in values:
             all_reduce = values["all_reduce_seconds"]
             values |= self.stragglers.read(own, sum(self._waits), all_reduce, self.steps)
-        if self._noise:
-            values |= self._noise.values()
+        if self._noise and (noise := self._noise.estimate()).steps + noise.left_out:
+            values |= {"noise_scale": noise.noise_scale, "noise_scale_error": noise.standard_error}
         if self._timeline.changes_batch:
             values["batch_size"] = self._timeline.batch_size(step - 1)
         if self._precision.scales:

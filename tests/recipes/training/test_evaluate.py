@@ -68,28 +68,6 @@ def test_a_meter_has_the_loss_since_its_reading_and_the_accuracy_of_the_last_ste
             assert values.keys() == {"loss"}
 
 
-def unequal_ranks(_):
-    """Rank r has r batches of 2 + r images, and so rank 0 none."""
-    job = Job(dist.get_rank(), 3, 3, torch.device("cpu"))
-    meter, generator = Meter(job.device), torch.Generator().manual_seed(job.rank)
-    own = [batch(2 + job.rank, generator) for _ in range(job.rank)]
-    for each in own:
-        meter.add(*each)
-    return own, meter.read(job)
-
-
-@pytest.mark.slow("starts three ranks")
-def test_a_meter_sums_over_ranks_with_and_without_images():
-    found = run_ranks(3, unequal_ranks, None)
-    seen = [each for own, _ in found for each in own]
-    for _, (values, count) in found:
-        assert count == 3 + 2 * 4
-        total = sum(b[0].double() * len(b[2]) for b in seen).item()
-        assert values["loss"] == pytest.approx(total / count)
-        assert values["top1"] == pytest.approx(right(seen, 1))
-        assert values["top5"] == pytest.approx(right(seen, 5))
-
-
 class Operators(TorchDispatchMode):
     """Notes the operators that run on the device."""
 

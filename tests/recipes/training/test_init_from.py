@@ -253,6 +253,26 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
     assert_same(weights(average), torch.load(run / "weights_ema.pt"))
 
 
+def test_damaged_checkpoints_and_files_are_refused(run, file, tmp_path):
+    checkpoint = next((run / "checkpoints").iterdir())
+    save_file({"a": torch.ones(9)}, tmp_path / "whole.safetensors")
+    for whole, name, words in (
+        (checkpoint, "model.pt", "is damaged: "),
+        (checkpoint, "rank-0.pt", "is damaged: "),
+        (file, "", "is damaged: its records cannot be read"),
+        (tmp_path / "whole.safetensors", "", "cannot be read as weights: "),
+    ):
+        damaged = tmp_path / (name or "files") / whole.name
+        damaged.parent.mkdir(exist_ok=True)
+        shutil.copytree(whole, damaged) if name else shutil.copy(whole, damaged)
+        part = damaged / name
+        part.write_bytes(part.read_bytes()[:30])
+        with pytest.raises(RecipeError) as error:
+            start_from(str(damaged), built(), "X")
+        assert f"init.from: {damaged} {words}" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
 def test_a_flipped_bit_of_a_weight_file_is_refused_or_harmless(tmp_path):
     """Beside values and names, a file has padding, whose bits change nothing."""
     whole = {"weight": torch.randn(40, 30), "bias": torch.randn(30)}

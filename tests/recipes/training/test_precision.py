@@ -44,10 +44,7 @@ def test_every_precision_trains_and_exports_fp32(photos, tmp_path, fp32_losses, 
             trainer.model.fc.weight]["master"])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("bf16-master", "sgd"), ("fp16-master", "muon")],
-)
+@pytest.mark.parametrize(("name", "optimizer"), [("bf16-master", "sgd"), ("fp16-master", "muon")])
 def test_a_resumed_run_keeps_its_masters_and_loss_scale(photos, tmp_path, name, optimizer):
     keys = [f"precision={name}", f"optimizer.name={optimizer}", "optimizer.lr=0.1"]
     keys += ["micro_batch_size=16"]  # convolutions in half precision are slow on a CPU

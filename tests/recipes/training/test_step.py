@@ -19,8 +19,7 @@ __all__ = ["small"]  # a fixture
 
 
 @pytest.mark.parametrize(
-    ("value", "mode"),
-    [("false", None), ("true", "default"), ("max-autotune", "max-autotune")],
+    ("value", "mode"), [("false", None), ("true", "default"), ("max-autotune", "max-autotune")]
 )
 def test_the_key_gives_the_mode(small, tmp_path, monkeypatch, value, mode):
     """The same mode for forward and loss, and for the model in evaluation."""

@@ -1,27 +1,18 @@
 """The timeline of a run: steps, epochs and images agree, also where stages change the batch."""
 
-from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from largebatch import pipeline
 from largebatch.lars import Span
-from largebatch.pipeline import Loader, StageTimeline, Synthetic, Transform
-from largebatch.pipeline import loader as loaders
-from largebatch.pipeline import stages as stage_module
+from largebatch.pipeline import Loader, Synthetic, Transform
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.schema.sections import Stage
-from largebatch.recipes.training import timeline as timelines
-from largebatch.recipes.training.build import prepare
-from largebatch.recipes.training.folder.place import run_place
 from largebatch.recipes.training.timeline import learning_rates, timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
@@ -87,33 +78,6 @@ def test_a_loader_outside_a_run_has_the_same_stages(drawn):
     assert bare.timeline.steps_per_epoch == found.steps_per_epoch
 
 
-def test_a_run_is_laid_out_once(tmp_path, monkeypatch):
-    stages, counts = (stage("1ep", 32), stage("2ep", 64)), Counter()
-    count_calls(monkeypatch, counts, StageTimeline, "then")
-    count_calls(monkeypatch, counts, StageTimeline, "until")
-    count_calls(monkeypatch, counts, stage_module, "lay_out")
-    monkeypatch.setattr(loaders, "lay_out", stage_module.lay_out)
-    monkeypatch.setattr(timelines, "lay_out", stage_module.lay_out)
-    keys = ["data.source=synthetic", "data.train_images=300", "data.val_images=9"]
-    keys += ["micro_batch_size=8", "batch_size=16", "epochs=3", "device=cpu"]
-    keys += ["schedule.warmup=1ep", "schedule.decay=null", f"run_dir={tmp_path}"]
-    loaded = load("digits", keys)
-    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"stages": stages}))
-    made = prepare(loaded, Job(0, 2, 2, torch.device("cpu")), run_place(loaded, "now"))
-    assert counts == Counter(lay_out=1, until=1, then=len(stages))
-    assert made.loader.timeline is made.timeline
-
-
-def count_calls(monkeypatch, counts, owner, name):
-    original = getattr(owner, name)
-
-    def counted(*arguments, **options):
-        counts[name] += 1
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, counted)
-
-
 @given(runs(), st.floats(0, 6), st.sampled_from(["ep", "dur"]), st.integers(0, 40))
 def test_a_length_is_the_number_of_steps_nearest_in_images(drawn, value, unit, after):
     images, run = drawn
@@ -152,21 +116,6 @@ def test_a_period_is_due_once_for_each_multiple(drawn, hundredths, unit):
     at = (lambda s: s) if not unit else found.position
     for step in range(1, min(found.total_steps, 60) + 1):
         assert found.due(every, step) == (at(step) // period > at(step - 1) // period)
-
-
-@given(runs())
-def test_a_stage_multiplies_the_learning_rate_by_its_rule(drawn):
-    images, run = drawn
-    found = timeline_of(run, images)
-    expected, batch = 1.0, run.batch_size
-    for phase, s, factor in zip(found.phases[1:], run.stages, found.factors[1:], strict=False):
-        expected *= (phase.batch_size / batch) ** {"keep": 0, "linear": 1, "sqrt": 0.5}[s.lr]
-        batch = phase.batch_size
-        assert factor == pytest.approx(expected)
-    assert found.factors[0] == 1
-    for step in range(min(found.total_steps, 60)):
-        phase = max(i for i, p in enumerate(found.phases) if p.start <= found.position(step))
-        assert found.factor(step) == found.factors[phase]
 
 
 def rates_of(run, images):

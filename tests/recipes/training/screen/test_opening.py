@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from largebatch.amp import Precision
 from largebatch.comm import Plan, Rule, Topology
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build
 from largebatch.recipes.training import run as running
-from largebatch.recipes.training.screen.opening import WIDTH, opening_lines, show_opening
+from largebatch.recipes.training.screen.opening import WIDTH, show_opening
 from largebatch.recipes.training.trainer import Trainer
 from tests.recipes.runs import BASE, JOB, make
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
@@ -23,9 +22,10 @@ MOST_LINES = 12
 
 
 def lines_of(name, *keys, ranks=1, per_node=1, memory="about 11.2 GB of tensors on each rank"):
-    run, made, topology, _ = prepared(name, *SYNTHETIC, *keys, ranks=ranks, per_node=per_node)
+    run, made, topology, said = prepared(name, *SYNTHETIC, *keys, ranks=ranks, per_node=per_node)
     precision = "fp32" if run.recipe.precision == "auto" else run.recipe.precision
-    return opening_lines(run, made, run.recipe.model_dump(), precision, topology, memory)
+    show_opening(run, made, run.recipe.model_dump(), precision, topology, memory)
+    return said[0].splitlines()
 
 
 def labelled(lines):
@@ -69,7 +69,7 @@ def test_openings(golden, photos, tmp_path, monkeypatch):
     auto |= {"comm": {"algorithm": "auto"}, "data": {"backend": "auto"}}
     made = replace(made, plan=Plan.single("hierarchical"), changes=["data.path: another folder"])
     notices = ["optimizer.lr: scaled from 4 to 1", "a second notice"]
-    opening = auto, Precision("bf16", "cpu"), topology, "", notices
+    opening = auto, "bf16", topology, "", notices
     show_opening(run, made, *opening, [])
     there = replace(made, resume_from=run.run_dir / "checkpoints" / "step-00000005")
     show_opening(replace(run, step=5), there, *opening, ["epochs: 2, was 1"])
@@ -97,14 +97,14 @@ def test_openings(golden, photos, tmp_path, monkeypatch):
     assert long <= {"all-reduce", "batch"}
     shown["everything at once"] = "\n".join(lines)
 
-    run, made, _, _ = prepared("digits", *SYNTHETIC, *BASE, "batch_size=16", ranks=4, per_node=2)
+    run, made, _, said = prepared("digits", *SYNTHETIC, *BASE, "batch_size=16", ranks=4, per_node=2)
     topology = Topology(((0, 1, 2), (3,)), source="GROUP_RANK")
     monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
     run = replace(run, job=replace(run.job, device=torch.device("cuda", 0)))
     plan = Plan((Rule("leader", 2**20, "bf16"), Rule("torus", chunk_bytes=2**21)), 8 * 2**20)
     asked = run.recipe.model_dump()
-    lines = opening_lines(run, replace(made, plan=plan), asked, "fp32", topology)
-    shown["nodes of different sizes on GPUs"] = "\n".join(lines)
+    show_opening(run, replace(made, plan=plan), asked, "fp32", topology)
+    shown["nodes of different sizes on GPUs"] = said[0]
 
     base = [*BASE, "epochs=90", "data.train_images=160"]
     step = "schedule={name: step, warmup: 5, power: 2.0, end: 0.0, milestones: [30ep, 60ep], "

@@ -7,8 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.profiler import profile
 
 from largebatch.amp import Precision
 from largebatch.lars import LARS
@@ -24,15 +22,13 @@ from largebatch.recipes.training.watch.clocks import (
     FORWARD,
     INPUT_WAIT,
     KEPT,
-    METERS,
-    OPTIMIZER,
     PARTS,
     Phases,
     RunClock,
     TimeLeft,
 )
 from tests.recipes.runs import BASE, JOB
-from tests.recipes.training.small import SYNTHETIC, Small, small
+from tests.recipes.training.small import SYNTHETIC, small
 
 __all__ = ["small"]  # a fixture
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -258,9 +254,10 @@ def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
     phases = Phases(CUDA, None, device.event, device)
     for steps in (3, 5):
         for _ in range(steps):
+            device.at = max(device.at, device.busy)
             with phases.step():
                 with phases(INPUT_WAIT):  # the device has nothing to do but to wait for both
-                    device.at = device.busy + 3.0  # the host
+                    device.at += 3.0  # the host
                     device.launch(0.25)  # the copy
                 with phases(FORWARD):
                     device.launch(8.0)
@@ -289,29 +286,6 @@ def test_events_are_used_again_and_added_up_before_there_are_many():
     assert device.waits == 0
     assert device.events < 3 * KEPT
     assert phases.read()["forward_seconds"] == pytest.approx(10.0 * KEPT)
-
-
-@pytest.mark.slow("compiles a network")
-def test_a_profile_breaks_no_graph_of_a_compiled_step():
-    counts = []
-    for records in (False, True):
-        torch.compiler.reset()
-        graphs, model, precision = CompileCounterWithBackend("eager"), Small(5), Precision("fp32")
-        optimizer = LARS(model.parameters(), 1.0, implementation="foreach")
-        step = TrainingStep(model, None, optimizer, precision)
-        step._forward = torch.compile(step._forward, backend=graphs)
-        meter = Meter(CPU)
-        batch = torch.randn(4, 3, 12, 12), torch.randint(5, (4,))
-        step(iter([batch] * 2), 2, meter)
-        if records:
-            with profile() as profiler:
-                step(iter([batch] * 2), 2, meter)
-            names = {event.key for event in profiler.key_averages()}
-            assert {INPUT_WAIT, FORWARD, BACKWARD, OPTIMIZER, METERS} <= names
-        else:
-            step(iter([batch] * 2), 2, meter)
-        counts.append((graphs.frame_count, len(graphs.graphs)))
-    assert counts[0] == counts[1]
 
 
 # --- the time left --------------------------------------------------------------------------

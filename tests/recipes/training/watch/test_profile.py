@@ -74,26 +74,20 @@ def record_on_ranks(root, run_dir, plan, *keys):
 
 
 @pytest.mark.slow("trains on 2 ranks")
-@pytest.mark.parametrize(
-    ("value", "ranks", "rules"),
-    [
-        ("all", [0, 1], (Rule("leader", max_bytes=200_000), Rule("hierarchical"))),
-        ("[1]", [1], (Rule("ring"),)),
-    ],
-)
-def test_the_ranks_asked_for_record_phases_and_all_reduces(photos, tmp_path, value, ranks, rules):
+@pytest.mark.parametrize(("value", "ranks"), [("all", [0, 1]), ("[1]", [1])])
+def test_the_ranks_asked_for_record_phases_and_all_reduces(photos, tmp_path, value, ranks):
+    rules = Rule("leader", max_bytes=200_000), Rule("hierarchical")
     Plan(rules, fusion_threshold_bytes=150_000).save(tmp_path / "plan.json")
     keys = tmp_path / "plan.json", f"profile.ranks={value}"
     run_ranks(2, record_on_ranks, photos, tmp_path / "run", *keys)
-    assert files(tmp_path / "run") == [
-        f"rank-{rank}.{kind}" for rank in ranks for kind in ("json.gz", "txt")
-    ]
+    kinds = ("json.gz", "txt")
+    assert files(tmp_path / "run") == [f"rank-{n}.{kind}" for n in ranks for kind in kinds]
     for rank in ranks:
         assert trace_of(tmp_path / "run", rank)["distributedInfo"]["rank"] == rank
         found = {e["name"] for e in ranges(tmp_path / "run", rank)}
         assert {clocks.FORWARD, clocks.BACKWARD, clocks.OPTIMIZER} <= found
         buckets = [re.match(r"all-reduce bucket \d+, [\d.]+ KiB, (\w+)", name) for name in found]
-        assert {bucket[1] for bucket in buckets if bucket} == {rule.algorithm for rule in rules}
+        assert {bucket[1] for bucket in buckets if bucket} == {"leader", "hierarchical"}
 
 
 def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path):
