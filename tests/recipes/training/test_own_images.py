@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
@@ -89,30 +88,6 @@ def test_val_alone_is_not_taken_for_a_class(classes, tmp_path):
     assert (
         f"no data folder {tmp_path}/train; valid: one folder of images per class" in result.stderr
     )
-
-
-def given_weights(path=None):
-    """Weights of test_resnet for three classes, with statistics of their own, and their file."""
-    torch.manual_seed(3)
-    model = timm.create_model("test_resnet", num_classes=3)
-    content = {name: v.clone() for name, v in model.state_dict().items()}
-    for name in content:
-        if "running" in name:
-            content[name].uniform_(1, 2)
-    if path:
-        save_file(content, path)
-    return content
-
-
-def test_fine_tuning_starts_from_the_weights_of_a_file_and_a_new_head(classes, tmp_path):
-    weights = given_weights(tmp_path / "weights.safetensors")
-    keys = [f"init.from={tmp_path}/weights.safetensors", "data.holdout=9"]
-    own = trainer("folder-finetune", classes, tmp_path / "run", *keys)
-    state = own.model.state_dict()
-    body = {name: value for name, value in weights.items() if not name.startswith("fc.")}
-    assert_same({name: state[name] for name in body}, body)  # batch norm's statistics too
-    assert state["fc.weight"].shape[0] == 2
-    assert own.context.recipe.data.mean == load("digits").recipe.data.mean  # a file tells none
 
 
 @pytest.mark.slow("trains a small network, once for each optimizer")

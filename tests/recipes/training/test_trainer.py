@@ -171,7 +171,6 @@ def test_training_stops_when_the_target_is_reached(photos, tmp_path, step):
         (["comm.algorithm=null", "comm.plan=no.json"], "plan no.json: No such file"),
         (["resume=no/such"], "resume.from: no/such is not a checkpoint"),
         (["data.backend=dali-gpu"], "dali-gpu needs a CUDA device"),
-        (["run_dir=/dev/null/run"], "run_dir: .* cannot be created: Not a directory"),
     ],
 )
 def test_an_unfit_recipe_is_refused_before_anything_is_written(
@@ -180,6 +179,12 @@ def test_an_unfit_recipe_is_refused_before_anything_is_written(
     with pytest.raises(RecipeError, match=message):
         make(photos, tmp_path / "run", *overrides)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_cannot_be_created_is_refused(photos, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be created: Not a directory"):
+        train(photos, tmp_path / "file" / "run")
 
 
 def test_a_run_is_not_overwritten(photos, tmp_path):
