@@ -99,8 +99,7 @@ def train(
     from largebatch.recipes.models.optimizers import build_optimizer
     from largebatch.recipes.ranks import Job
     from largebatch.recipes.schema.load import load
-    from largebatch.recipes.training.schedule import learning_rates
-    from largebatch.recipes.training.timeline import timeline_of
+    from largebatch.recipes.training.timeline import learning_rates, timeline_of
 
     (images, labels), device = train_split, place.device
     widths = [8, 8, 8] if place.dry else [64, 256, 256]

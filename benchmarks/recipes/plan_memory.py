@@ -35,7 +35,7 @@ from largebatch.recipes.models.build import build_model
 from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import memory_counter
-from largebatch.recipes.training.ema import WeightAverage
+from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
 
 RESULTS = tables.RESULTS

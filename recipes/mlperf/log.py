@@ -30,7 +30,7 @@ from ..models.batch_norm import statistics_images
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from ..training.callbacks import Callback, RunContext, Status
-from ..training.schedule import learning_rates
+from ..training.timeline import learning_rates
 from .rules import TARGET_ACCURACY, check_rules, departures
 
 _RUN_STOP = '"key": "run_stop"'

@@ -14,8 +14,7 @@ from ..errors import RecipeError
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
 from ..training.data import is_url, open_split
-from ..training.schedule import LearningRates, learning_rates
-from ..training.timeline import Timeline, timeline_of
+from ..training.timeline import LearningRates, Timeline, learning_rates, timeline_of
 
 _POINTS = 2000  # of the plotted line, more than the pixels of its width
 

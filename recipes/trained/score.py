@@ -97,9 +97,7 @@ def score(trained: Trained, job: Job) -> Score:
         source = validation_source(recipe, left_out)
         model = trained.build()
         check_image_size(model, {recipe.eval_size})
-        settings = device_settings(
-            job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
-        )
+        settings = device_settings(recipe, job.device)
         loader = build_loader(recipe, job, source)
         check_fit(trained, model, recipe, source)
     model = model.to(job.device)

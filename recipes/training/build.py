@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ...amp import Precision, fastest
 from ...comm import Plan, Topology
+from ...lars import Span
 from ...pipeline import LeftOut, Loader
 from ..errors import RecipeError
 from ..models.batch_norm import check_batch_norm, share_statistics
@@ -36,10 +37,8 @@ from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
 from .initial_weights import start_from, start_from_images
-from .schedule import LearningRates, learning_rates
-from .timeline import Timeline, timeline_of
+from .timeline import LearningRates, Timeline, learning_rates, timeline_of
 from .watch.memory import MemoryCounter, without_numbers
-from .watch.noise import check_measurable
 from .watch.profile import check_profile
 
 _ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
@@ -56,41 +55,22 @@ _CALLBACKS = {
 
 @dataclass(frozen=True)
 class Components:
-    """The components of a run on one rank, built from its recipe.
+    """The components of a run on one rank, built from its recipe."""
 
-    Attributes:
-        run_dir: The run's folder.
-        resume_from: Checkpoint to resume from; None starts at step 0.
-        changes: Differences from when the checkpoint was written, other than in the recipe.
-        saved: Content of that checkpoint's ``state.json``; empty without a checkpoint.
-        loader: Loader of the training images.
-        val_loader: Loader of the validation images; None without evaluation.
-        timeline: Steps, epochs, images and stages of the whole run, by which ``loader`` iterates.
-        last_step: Number of steps after which the run stops.
-        rates: Learning rates of the run, and the lengths of warm-up and decay.
-        plan: How gradients are reduced.
-        model: The model on the CPU, so that checking a recipe does not touch a GPU.
-        optimizer: Optimizer of the model's parameters.
-        start: What training starts from, in words; None for fresh weights and resumed runs.
-        settings: What the run sets for its device.
-        left_out: A line about images that are there and not in the data; empty if there are none.
-    """
-
-    run_dir: Path
-    resume_from: Path | None
-    changes: list[str]
-    saved: dict[str, Any]
+    resume_from: Path | None  # the checkpoint; None starts at step 0
+    changes: list[str]  # since that checkpoint was written, other than in the recipe
+    saved: dict[str, Any]  # that checkpoint's state.json; empty without one
     loader: Loader
-    val_loader: Loader | None
-    timeline: Timeline
-    last_step: int
+    val_loader: Loader | None  # None without evaluation
+    timeline: Timeline  # of the whole run, by which `loader` iterates
+    last_step: int  # after which the run stops
     rates: LearningRates
-    plan: Plan
-    model: nn.Module
+    plan: Plan  # how gradients are reduced
+    model: nn.Module  # on the CPU, so that checking a recipe does not touch a GPU
     optimizer: Optimizer
-    start: str | None
+    start: str | None  # what training starts from, in words; None for fresh weights and resumed
     settings: DeviceSettings
-    left_out: str
+    left_out: str  # a line about images that are there and not in the data, or empty
 
     def facts(self, recipe: Recipe) -> dict[str, str]:
         """Everything that must be the same on all ranks, by name, for :meth:`Job.check_alike`."""
@@ -150,11 +130,6 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
 def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     """Build the components of a run on one rank, without collectives and without writing files.
 
-    Args:
-        loaded: The recipe.
-        job: The rank to build for.
-        place: The run's folder, and what it resumes from.
-
     Raises:
         RecipeError, DataError, PlanError, TopologyError: the recipe does not fit the data, the
             machine or the run folder.
@@ -169,7 +144,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     timeline = timeline_of(recipe, len(train), job.world_size, most)
     last_step = timeline.last_step(recipe)
     if recipe.gradient_noise_every is not None:
-        check_measurable(recipe.gradient_noise_every, timeline, last_step)
+        _check_noise(recipe.gradient_noise_every, timeline, last_step)
     check_profile(recipe.profile, last_step, job.world_size)
     rates = learning_rates(recipe, timeline)
     train_loader = build_loader(recipe, job, train, timeline)
@@ -192,7 +167,6 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     optimizer = build_optimizer(recipe, model, job.device.type)
     _check_storable(recipe, optimizer)
     return Components(
-        run_dir=folder,
         resume_from=resume_from,
         changes=changes,
         saved=saved,
@@ -205,11 +179,23 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
         model=model,
         optimizer=optimizer,
         start=start,
-        settings=device_settings(
-            job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
-        ),
+        settings=device_settings(recipe, job.device),
         left_out=left_out.line(),
     )
+
+
+def _check_noise(every: Span, timeline: Timeline, last_step: int) -> None:
+    """Raise RecipeError if no step measures the noise scale, or one has a single backward pass."""
+    key, ranks = "gradient_noise_every", timeline.world_size
+    if timeline.steps(every) > last_step:
+        raise RecipeError(f"{key}: {every} is longer than the run, {last_step} steps")
+    for phase, first in zip(timeline.phases, timeline.first_steps, strict=False):
+        if first < last_step and phase.accumulation(ranks) * ranks < 2:
+            raise RecipeError(
+                f"{key}: a batch of {phase.batch_size} images is one backward pass, with no "
+                f"smaller batch to compare it with; valid: a micro_batch_size of at most "
+                f"{max(1, phase.batch_size // 2)}, or null"
+            )
 
 
 def _check_storable(recipe: Recipe, optimizer: Optimizer) -> None:
@@ -287,13 +273,9 @@ def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
 
 
 def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None) -> MemoryCounter:
-    """Return what counts the memory of a recipe's training step.
+    """Return what counts the memory of a recipe's training step; on a GPU, unless for the CPU.
 
-    Args:
-        recipe: The recipe; on a GPU, unless its device is ``cpu``.
-        classes: Number of classes.
-        model: The model as it was built, on any device, to count in place of a new one. It is not
-            changed.
+    A ``model`` as it was built, on any device, is counted in place of a new one. It is not changed.
 
     Raises:
         RecipeError: The model cannot be built without numbers.
@@ -305,20 +287,14 @@ def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None)
     def make_optimizer(converted: nn.Module, precision: str) -> Optimizer:
         return build_optimizer(recipe.model_copy(update={"precision": precision}), converted)
 
-    on_gpu = recipe.device != "cpu"
-    settings = device_settings(
-        torch.device("cuda" if on_gpu else "cpu"),
-        recipe.channels_last,
-        recipe.cudnn_benchmark,
-        recipe.tf32,
-    )
+    device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
     return MemoryCounter(
         empty,
         make_optimizer,
-        on_gpu=on_gpu,
+        on_gpu=device.type == "cuda",
         label_smoothing=recipe.label_smoothing,
         averages=recipe.ema.decay is not None,
-        memory_format=settings.memory_format,
+        memory_format=device_settings(recipe, device).memory_format,
     )
 
 
@@ -347,11 +323,8 @@ def meta_model(recipe: Recipe, classes: int) -> nn.Module:
 def code_facts(recipe: dict[str, Any], model: nn.Module) -> dict[str, str]:
     """Return what tells whether ranks run the same code on the same model, by name.
 
-    Not the values of initial weights: DDP broadcasts rank 0's, and they differ between CPUs.
-
-    Args:
-        recipe: The recipe as JSON can hold it; the modules of its dotted paths are imported.
-        model: The model of this rank.
+    Not the values of initial weights: DDP broadcasts rank 0's, and they differ between CPUs. The
+    modules of the recipe's dotted paths are imported.
     """
     facts = {f"the version of {name}": version(name) for name in ("torch", "timm")}
     rooms = [import_module(f"largebatch.{room}").__path__[0] for room in _ROOMS]

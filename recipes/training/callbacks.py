@@ -181,12 +181,9 @@ class CallbackError(RuntimeError):
 class CallbackList:
     """Calls the hooks of several callbacks, in order, and names the one that fails.
 
-    It has a method for each hook of :class:`Callback`, without the ``on_`` of its name.
-
-    Args:
-        callbacks: Pairs of a name and a callback. Names may repeat.
-        job: The processes of the run. Hooks are called on the ranks that
-            :class:`Callback` documents.
+    ``callbacks`` are pairs of a name, which may repeat, and a callback. Hooks are called on the
+    ranks that :class:`Callback` documents. There is a method for each of them, without the ``on_``
+    of its name.
     """
 
     step_begin: Callable[[int], None]
@@ -223,11 +220,7 @@ class CallbackList:
             setattr(self, hook.removeprefix("on_"), partial(self._call_all, hook))
 
     def check(self, recipe: Recipe, run_dir: Path) -> None:
-        """Check that every callback can watch the run; no collectives, and nothing is written.
-
-        Raises:
-            RecipeError: One cannot.
-        """
+        """Raise RecipeError if a callback cannot watch the run; no collectives, writes nothing."""
         for name, callback in self._callbacks.items():
             _call(name, callback.check, recipe, run_dir, self._job)
 

@@ -29,9 +29,7 @@ from .timeline import Timeline
 def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Source, Source | None]:
     """Return the sources of training and validation images; the latter None without evaluation.
 
-    Args:
-        recipe: The recipe.
-        on_fault: Called with each fault of the data; by default only what stops training counts.
+    ``on_fault`` is called with each fault of the data; by default only what stops training counts.
 
     Raises:
         RecipeError, DataError: the data are missing or cannot be used.
@@ -69,10 +67,7 @@ def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Sour
 
 
 def open_split(
-    data: Data,
-    name: str,
-    classes: tuple[str, ...] | None = None,
-    on_fault: OnFault | None = None,
+    data: Data, name: str, classes: tuple[str, ...] | None = None, on_fault: OnFault | None = None
 ) -> ImageSource:
     """Open the images of one split, ``train`` or ``val``.
 
@@ -123,9 +118,7 @@ def build_loader(
         prefetch=data.prefetch,
         hw_decoder_load=None if data.hw_decoder_load == "auto" else data.hw_decoder_load,
         dtype=torch.float16 if half else torch.float32,
-        memory_format=device_settings(
-            job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32
-        ).memory_format,
+        memory_format=device_settings(recipe, job.device).memory_format,
         on_error=data.on_error,
         verify=data.verify,
         timeline=timeline,

@@ -24,6 +24,7 @@ from torch import nn
 from ...pipeline import Loader, StageTimeline
 from ..models.norm_layers import SharedBatchNorm
 from ..ranks import Job
+from ..schema.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -38,18 +39,11 @@ LEAST_PASSES = 10_000
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """The settings of a run on one device.
+    """The settings of a run on one device; None leaves the process as it is."""
 
-    Attributes:
-        channels_last: Whether images and weights are in the channels-last memory format.
-        cudnn_benchmark: Whether cuDNN times its algorithms; None leaves the process as it is.
-        tf32: Whether FP32 products and convolutions are computed in TF32; None leaves the process
-            as it is.
-    """
-
-    channels_last: bool
-    cudnn_benchmark: bool | None
-    tf32: bool | None
+    channels_last: bool  # the memory format of images and weights
+    cudnn_benchmark: bool | None  # whether cuDNN times its algorithms
+    tf32: bool | None  # whether FP32 products and convolutions are computed in TF32
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -81,13 +75,12 @@ class DeviceSettings:
         return ", ".join([f"{memory} memory format", *told])
 
 
-def device_settings(
-    device: torch.device, channels_last: bool | str, cudnn_benchmark: bool | str, tf32: bool | None
-) -> DeviceSettings:
-    """Return the settings of a recipe, the values of its keys of these names, on a device."""
+def device_settings(recipe: Recipe, device: torch.device) -> DeviceSettings:
+    """Return the settings of a recipe on a device."""
     if device.type != "cuda":
-        return DeviceSettings(channels_last is True, None, None)
-    return DeviceSettings(bool(channels_last), bool(cudnn_benchmark), tf32)  # "auto" is true
+        return DeviceSettings(recipe.channels_last is True, None, None)
+    # "auto" is true
+    return DeviceSettings(bool(recipe.channels_last), bool(recipe.cudnn_benchmark), recipe.tf32)
 
 
 @contextmanager
@@ -142,13 +135,8 @@ def settle(
 ) -> tuple[bool | str, str]:
     """Decide what the recipe's ``compile`` stands for, and prepare the compiler; a collective.
 
-    Args:
-        asked: The key in the recipe.
-        saved: The key in the checkpoint that the run resumes from; None without one.
-        timeline: The whole run.
-        model: The model.
-        loader: Loader of the training images.
-        job: The ranks.
+    ``asked`` is the key in the recipe, and ``saved`` that in the checkpoint that the run resumes
+    from, None without one.
 
     Returns:
         The key with False or a mode in place of ``auto``; and a warning if the run was to be
@@ -157,8 +145,12 @@ def settle(
     chosen = _chosen(saved, timeline, model, job.device) if asked == "auto" else asked
     if chosen:
         set_compiler(len({phase.image_size for phase in timeline.phases}), loader.cores)
-    if chosen and asked == "auto" and (problem := _first(job, why_it_cannot_compile(job.device))):
-        return False, f"compile: auto compiles nothing: {problem}"
+    if chosen and asked == "auto":
+        problems = enumerate(job.gather(why_it_cannot_compile(job.device)))
+        # Of the first rank that has one.
+        if found := next(((rank, problem) for rank, problem in problems if problem), None):
+            where = f"rank {found[0]}: " if job.world_size > 1 else ""
+            return False, f"compile: auto compiles nothing: {where}{found[1]}"
     return chosen, ""
 
 
@@ -185,14 +177,6 @@ def passes(timeline: StageTimeline) -> int:
     )
 
 
-def _first(job: Job, problem: str) -> str:
-    """The problem of the first rank that has one, on all ranks; a collective."""
-    found = [(rank, text) for rank, text in enumerate(job.gather(problem)) if text]
-    if not found or len(found) == job.world_size:
-        return problem
-    return f"rank {found[0][0]}: {found[0][1]}"
-
-
 def why_it_cannot_compile(device: torch.device) -> str:
     """Compile a small function; return the error in one line, or an empty string.
 
@@ -208,13 +192,10 @@ def why_it_cannot_compile(device: torch.device) -> str:
 def set_compiler(image_sizes: int, cores: int) -> None:
     """Set what torch.compile may use and keep in this process.
 
-    A function has a graph for each image size, in training and in evaluation; past torch's own
-    limit it would run eagerly, with a warning only in torch's log. And Inductor has as many
-    processes as this rank has cores, unless TORCHINDUCTOR_COMPILE_THREADS says otherwise.
-
-    Args:
-        image_sizes: Number of different image sizes of training.
-        cores: Number of cores that are this rank's share of the machine.
+    A function has a graph for each of ``image_sizes`` sizes of training, and one in evaluation;
+    past torch's own limit it would run eagerly, with a warning only in torch's log. And Inductor
+    has as many processes as this rank has ``cores``, unless TORCHINDUCTOR_COMPILE_THREADS says
+    otherwise.
     """
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor

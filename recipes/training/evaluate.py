@@ -1,20 +1,31 @@
-"""Evaluation: loss and accuracy, summed on the device and over all ranks."""
+"""Evaluation of the weights and of their exponential moving average (EMA).
+
+Loss and accuracy are summed on the device and over all ranks.
+
+Averaging of iterates goes back to Polyak and Juditsky (1992); the exponential form, with a decay
+that rises over the first updates, follows TensorFlow's ``ExponentialMovingAverage``. The arithmetic
+is torch's ``swa_utils``; its ``AveragedModel`` is not used, as it synchronizes with the device at
+each update and would average half-precision weights in half precision.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.profiler import record_function
 
-from ...amp import Precision
+from ...amp import Precision, full_precision_state_dict
 from ...pipeline import Loader
 from ..errors import AgreedError
 from ..ranks import Job
+from ..schema.sections import Ema
 from .watch.clocks import METERS
 
 
@@ -38,9 +49,7 @@ class Meter:
     def begin_step(self, *, measures_accuracy: bool, may_drop: bool = False) -> None:
         """Begin a step of training: from here on accuracy is that of this step, or not measured.
 
-        Args:
-            measures_accuracy: Whether it is measured.
-            may_drop: Whether :meth:`drop_step` may be called.
+        ``may_drop`` is whether :meth:`drop_step` may be called.
         """
         self._before = (self._loss.clone(), self._images) if may_drop else None
         self._measures_accuracy = measures_accuracy
@@ -56,13 +65,7 @@ class Meter:
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            loss: Mean loss of the batch, 0-d.
-            logits: Outputs of the model, shape ``[n, classes]``.
-            labels: Class numbers, int64, shape ``[n]``.
-        """
+        """Add a batch: its mean loss, 0-d, logits ``[n, classes]`` and labels ``[n]``, int64."""
         count = labels.numel()
         self._loss.add_(loss, alpha=count)
         self._images += count
@@ -96,10 +99,9 @@ class Meter:
     def read(self, job: Job) -> tuple[dict[str, float], int]:
         """Return the means over all ranks and reset the sums; a collective and a host sync.
 
-        Returns:
-            The mean ``loss``; ``top1`` and ``top5`` in percent if accuracy was measured; the mean
-            ``gradient_norm`` if any has been added (NaN if none was finite); and the number of
-            images.
+        They are the mean ``loss``; ``top1`` and ``top5`` in percent if accuracy was measured; the
+        mean ``gradient_norm`` if any has been added (NaN if none was finite). Beside them, the
+        number of images.
         """
         counts = torch.tensor([self._images, self._judged], dtype=torch.float64)
         with record_function(METERS):
@@ -170,21 +172,20 @@ def _padded(images: Tensor, loader: Loader) -> Tensor:
 @contextmanager
 def averaged_buffers(model: nn.Module, job: Job) -> Iterator[None]:
     """Context manager that averages buffers over ranks, and restores each rank's own at the end."""
-    with buffers_kept(model):
+    with kept(model.buffers()):
         average_buffers(model, job)
         yield
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Context manager that restores the buffers of a model at its end."""
-    own = [buffer.clone() for buffer in model.buffers()]
+def kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Context manager that restores the values of tensors at its end."""
+    tensors = [*tensors]
+    own = [tensor.detach().clone() for tensor in tensors]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), own, strict=True):
-                buffer.copy_(value)
+        _copy(tensors, own)
 
 
 @torch.no_grad()
@@ -200,3 +201,91 @@ def average_buffers(model: nn.Module, job: Job) -> None:
     flat = job.sum(flat) / job.world_size
     for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
         buffer.copy_(mean.view_as(buffer))
+
+
+# --- the moving average of the weights --------------------------------------------------------
+
+
+class WeightAverage:
+    """Moving average of a model's parameters and floating-point buffers, in FP32 on its device.
+
+    It starts from the current weights. In half precision it averages the optimizer's FP32 masters
+    if there are any. Batch norm's running statistics are averaged with the weights, so that they
+    are, to first order, those of the averaged network. Each rank averages its own statistics; their
+    mean over ranks, taken before each evaluation, is the average of the means. A step skipped
+    because of a gradient overflow still counts as an update.
+
+    ``model`` is as it is trained, converted to its precision, without its DDP wrapper. ``decay`` is
+    the weight of the old average in an update, between 0 and 1; in the n-th update (from 1) at most
+    ``(1 + n) / (10 + n)``, so that it soon forgets the random initial weights.
+
+    Attributes:
+        updates: Number of updates so far.
+        parameters: Averaged parameters by name, FP32.
+        buffers: Averaged floating-point buffers of this rank by name, FP32.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, decay: float) -> None:
+        self._model, self._optimizer, self._decay = model, optimizer, decay
+        self._held = dict(model.named_parameters())
+        self._held_buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+        self.restart()
+
+    @classmethod
+    def of(cls, section: Ema, model: nn.Module, optimizer: Optimizer) -> WeightAverage | None:
+        """Return the average that a recipe's section ``ema`` asks for; None without a decay."""
+        if section.decay is None:
+            return None
+        return cls(model, optimizer, section.decay)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Start again from the current weights."""
+        self.updates = 0
+        self.parameters = {n: self._exact(p).float().clone() for n, p in self._held.items()}
+        self.buffers = {n: b.float().clone() for n, b in self._held_buffers.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Add the current weights to the average, without synchronizing with the device."""
+        self.updates += 1
+        decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
+        now = [self._exact(p).float() for p in self._held.values()]
+        now += [b.float() for b in self._held_buffers.values()]
+        averages = [*self.parameters.values(), *self.buffers.values()]
+        get_ema_multi_avg_fn(decay)(averages, now, self.updates)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Context manager that puts the average into the model, cast to the model's dtypes."""
+        held = [*self._held.values(), *self._held_buffers.values()]
+        with kept(held):
+            _copy(held, [*self.parameters.values(), *self.buffers.values()])
+            yield
+
+    def evaluate(self, loader: Loader, precision: Precision, job: Job) -> dict[str, float]:
+        """Return what :func:`evaluate` does of the average, as ``ema_loss`` and so on."""
+        with self.applied(), averaged_buffers(self._model, job):
+            values = evaluate(self._model, loader, precision, job)
+        return {f"ema_{name}": value for name, value in values.items()}
+
+    def state_dict(self, job: Job) -> dict[str, Tensor]:
+        """Return the average in FP32 on the CPU, with buffers averaged over ranks; a collective."""
+        with self.applied(), averaged_buffers(self._model, job):
+            content = full_precision_state_dict(self._model)
+        averages = {self._held[name]: average for name, average in self.parameters.items()}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            # Without rounding to half precision.
+            content[name] = averages[parameter].to("cpu", copy=True)
+        return content
+
+    def _exact(self, parameter: Tensor) -> Tensor:
+        """The FP32 master of a parameter if there is one, else the parameter itself."""
+        master: Tensor = self._optimizer.state.get(parameter, {}).get("master", parameter)
+        return master.detach()
+
+
+@torch.no_grad()
+def _copy(into: list[Tensor], values: list[Tensor]) -> None:
+    for tensor, value in zip(into, values, strict=True):
+        tensor.copy_(value)

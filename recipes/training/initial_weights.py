@@ -39,7 +39,7 @@ def start_from(path: str, model: nn.Module, name: str) -> str:
     Args:
         path: A file or folder that :func:`read_weights` reads, or ``timm:NAME``.
         model: The model, in FP32 on the CPU.
-        name: Name of the model, for messages.
+        name: Its name, for messages.
 
     Returns:
         What was copied and what is new, in words.
@@ -99,11 +99,7 @@ def _new_blocks(model: nn.Module, theirs: dict[str, Tensor]) -> dict[str, nn.Mod
 
 
 def _make_identity(model: nn.Module, block: str, norm: nn.Module) -> None:
-    """Initialize a new block as the identity, and check on random input that it is.
-
-    Raises:
-        RecipeError: it is not, because its final activation is not idempotent.
-    """
+    """Initialize a new block as the identity, and check on random input that it is."""
     for parameter in norm.parameters():
         nn.init.zeros_(parameter)
     inner, before = model.get_submodule(block), model.get_submodule(_before(block))
@@ -149,15 +145,6 @@ def start_from_images(
     They are training images drawn at random, the same for every seed, transformed as in evaluation:
     one FP32 tensor of shape ``[N, 3, size, size]`` on the CPU. A model with an attribute
     ``needs_images`` that is true is not trained without.
-
-    Args:
-        count: The number of images, ``init.images``.
-        model: The model, in FP32 on the CPU.
-        name: Its name, for messages.
-        source: The training images.
-        transform: The transform of evaluation.
-        data: The recipe's section of that name.
-        seed: The recipe's seed.
 
     Returns:
         What was done, in words; None if the recipe asks for no images.

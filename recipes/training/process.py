@@ -117,16 +117,13 @@ class _Handling:
         self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         threading.Thread(target=self._read, args=(reading,), daemon=True).start()
 
-    def end(self) -> None:
-        """Restore what was before; the thread ends."""
-        self.forget(self._wakeup)
-        os.close(self._writing)
-
-    def forget(self, wakeup: int) -> None:
-        """Restore the handlers of before."""
-        signal.set_wakeup_fd(wakeup)
+    def end(self, *, forked: bool = False) -> None:
+        """Restore what was before; the thread ends, but for a forked process, which has none."""
+        signal.set_wakeup_fd(-1 if forked else self._wakeup)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if not forked:  # whose parent owns the pipe
+            os.close(self._writing)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         is_first = number not in self._seen
@@ -187,11 +184,10 @@ _handling: _Handling | None = None
 
 
 def _forget_in_child() -> None:
-    """Restore the handlers in a forked process: its parent owns the pipe."""
     global _handling
     if _handling is not None:
         handling, _handling = _handling, None
-        handling.forget(-1)
+        handling.end(forked=True)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
@@ -263,11 +259,9 @@ def reported_once(reports: Callable[[Exception], bool]) -> Iterator[None]:
     still there after that reports the error itself, as it may be the only one that has it. Where a
     rank is lost, torchrun is ending the others already. Any other exception is raised at once.
 
-    The rank that reports also passes its message to torchrun, which shows it as the root cause at
-    the end of its own report, instead of the advice to look for a traceback.
-
-    Args:
-        reports: Whether this rank reports an error that the user can fix.
+    The rank that ``reports`` an error that the user can fix also passes its message to torchrun,
+    which shows it as the root cause at the end of its own report, instead of the advice to look for
+    a traceback.
     """
     has_waited = False
     with exit_on_user_error(lambda error: has_waited or reports(error)):

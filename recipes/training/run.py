@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...amp import Precision
 from ...comm import Topology
-from ...lars import Schedule, TrustRatioHistory, as_scheduler
+from ...lars import GradientNoise, Schedule, TrustRatioHistory, as_scheduler
 from ..models.batch_norm import share_statistics
 from ..models.optimizers import settle_on_device, share_work
 from ..ranks import Job
@@ -22,7 +22,7 @@ from ..schema.load import Loaded, differences
 from . import build
 from .callbacks import Callback, CallbackList, RunContext
 from .device import DeviceSettings, settle
-from .ema import WeightAverage
+from .evaluate import WeightAverage
 from .folder import checkpoint
 from .folder.metrics import SkippedImages
 from .folder.place import agreed_place, is_of
@@ -30,59 +30,35 @@ from .folder.saving import Checkpoints
 from .screen.console import Display
 from .screen.opening import show_opening
 from .step import TrainingStep, data_parallel, lay_out_buckets
-from .stopping import Stopping
+from .stopping import Standstill, Stopping
 from .watch.clocks import RunClock
-from .watch.failures import watches_of
 from .watch.memory import gpu_of
 from .watch.meters import Readings
-from .watch.noise import NoiseMeter
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the trainer works with, on one rank.
+    """What the trainer works with, on one rank."""
 
-    Attributes:
-        context: The run as its callbacks see it: its recipe, model, optimizer and loaders.
-        callbacks: Its callbacks.
-        precision: The precision in which it trains.
-        schedule: The learning rate by step.
-        scheduler: Sets the optimizer's rates.
-        take_step: Takes a training step.
-        ema: Moving average of the weights; None without one.
-        trust_ratios: History of the trust ratios; None if they are not logged.
-        noise: Measures the gradient noise scale; None if the recipe does not ask for it.
-        settings: What it sets for its device.
-        reached: Top-1 accuracy of the last evaluation before this process, if it is the target's.
-        readings: Reads its meters.
-        skipped: The images that could not be used.
-        checkpoints: Writes its checkpoints.
-        stopping: Decides whether it stops before its end.
-        display: Shows it.
-        clock: Measures where its time goes.
-        notices: What ``recipe.yaml`` says of how it ran.
-        writes_results: Whether it writes weights, report and summary at its end.
-    """
-
-    context: RunContext
+    context: RunContext  # the run as its callbacks see it: recipe, model, optimizer and loaders
     callbacks: CallbackList
     precision: Precision
-    schedule: Schedule
-    scheduler: LRScheduler
+    schedule: Schedule  # the learning rate by step
+    scheduler: LRScheduler  # sets the optimizer's rates
     take_step: TrainingStep
-    ema: WeightAverage | None
-    trust_ratios: TrustRatioHistory | None
-    noise: NoiseMeter | None
+    ema: WeightAverage | None  # the moving average of the weights
+    trust_ratios: TrustRatioHistory | None  # None if they are not logged
+    noise: GradientNoise | None  # None if the recipe does not ask for it
     settings: DeviceSettings
-    reached: float | None
+    reached: float | None  # top-1 of the last evaluation before this process, if the target's
     readings: Readings
     skipped: SkippedImages
     checkpoints: Checkpoints
     stopping: Stopping
     display: Display
     clock: RunClock
-    notices: tuple[str, ...]
-    writes_results: bool
+    notices: tuple[str, ...]  # what recipe.yaml says of how it ran
+    writes_results: bool  # whether it writes weights, report and summary at its end
 
 
 def start_up(
@@ -102,7 +78,7 @@ def start_up(
         job: The ranks.
         quiet: Whether to show nothing but warnings.
         warns: Whether to show warnings.
-        callbacks: Callbacks to call after those of the recipe.
+        callbacks: Those to call after the recipe's.
         results: Whether to write weights, report and summary at the end of the run.
         began_seconds: How long ago the run began to start, such as when its process did.
 
@@ -115,7 +91,9 @@ def start_up(
     with job.raise_on_all_ranks():
         newest = checkpoint.latest(place.folder / checkpoint.CHECKPOINTS)
         further = [(type(callback).__qualname__, callback) for callback in callbacks]
-        called = CallbackList([*build.callbacks_of(loaded.recipe), *further, *watches_of(job)], job)
+        if job.world_size > 1:
+            further.append(("standstill", Standstill()))
+        called = CallbackList([*build.callbacks_of(loaded.recipe), *further], job)
         called.check(loaded.recipe, place.folder)
         components = build.prepare(loaded, job, place)
     job.check_alike(components.facts(loaded.recipe))
@@ -157,7 +135,8 @@ def start_up(
     recipe = recipe.model_copy(update={"compile": compiled})
     noise = None
     if recipe.gradient_noise_every is not None:
-        noise = NoiseMeter(model, precision, timeline, recipe.gradient_noise_every)
+        noise = GradientNoise(model.parameters(), loader.micro_batch_size)
+        noise.watch(False)
     take_step = TrainingStep(
         model,
         ddp,
@@ -216,8 +195,8 @@ def start_up(
     changed = differences(saved["recipe"], resolved) if saved else []
     memory = counter.estimate(precision.name, timeline.phases, job.world_size) if counter else None
     needed = memory.in_words(gpu := gpu_of(job.device)) if memory else ""
-    chosen = loaded.recipe.model_dump(), precision, topology, needed
-    show_opening(context, components, *chosen, notices, changed)
+    asked = loaded.recipe.model_dump()
+    show_opening(context, components, asked, precision.name, topology, needed, notices, changed)
     if memory and (warning := memory.too_large(gpu)):
         display.warn(warning)
     lars: Any = optimizer

@@ -21,12 +21,12 @@ from torch.optim import Optimizer
 
 from ...amp import Precision
 from ...comm import Plan, Topology, ranged, register
+from ...lars import GradientNoise
 from ...pipeline import Batch, Loader
 from ..models.batch_counters import BatchCounters
 from ..ranks import Job
-from .evaluate import Meter, buffers_kept
+from .evaluate import Meter, kept
 from .watch.clocks import BACKWARD, FORWARD, INPUT_WAIT, METERS, OPTIMIZER, Phases
-from .watch.noise import NoiseMeter
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -57,13 +57,7 @@ class TrainingStep:
         label_smoothing: Share of the target that is spread over all classes.
         max_norm: Norm that the gradients of a step are clipped to; None: they are not.
         compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
-        noise: Is told when the gradients of a step are complete.
-
-    Attributes:
-        model: As given.
-        optimizer: As given.
-        precision: As given.
-        phases: Measures and names the phases of the steps.
+        noise: Measures the gradients of a step, before they are clipped.
     """
 
     def __init__(
@@ -76,7 +70,7 @@ class TrainingStep:
         label_smoothing: float = 0.0,
         max_norm: float | None = None,
         compile_mode: str | None = None,
-        noise: NoiseMeter | None = None,
+        noise: GradientNoise | None = None,
     ) -> None:
         self.phases = Phases(next(model.parameters()).device, model if ddp else None)
         self.model, self.optimizer, self.precision = model, optimizer, precision
@@ -142,7 +136,7 @@ class TrainingStep:
                     return False
             if self._noise is not None:
                 with ranged(METERS):
-                    self._noise.gradients_ready()
+                    self._noise.step(self.precision.loss_scale_on_device)
             with phases(OPTIMIZER):
                 norm = self.update()
             with ranged(METERS):
@@ -172,12 +166,12 @@ class TrainingStep:
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int
     ) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a micro-batch.
+        """Add the gradients of a micro-batch, which is number ``place``, from 0, of its step.
 
         Args:
             images: Images, shape ``[n, 3, size, size]``.
             labels: Class numbers, int64, shape ``[n]``.
-            place: Which of the step's micro-batches this is, from 0.
+            place: Which of the step's micro-batches this is.
             accumulation: Number of micro-batches of the step.
 
         Returns:
@@ -200,11 +194,7 @@ class TrainingStep:
         return loss.detach(), logits.detach()
 
     def update(self) -> Tensor | None:
-        """Clip the gradients, if asked, and step the optimizer.
-
-        Returns:
-            The norm of the gradients before clipping, 0-d; None without clipping.
-        """
+        """Step the optimizer; return the norm that gradients had, 0-d, if they are clipped."""
         norm = None
         if self._max_norm is not None:
             norm = self.precision.clip_grad_norm_(self.optimizer, self._max_norm)
@@ -215,14 +205,7 @@ class TrainingStep:
 def data_parallel(
     model: nn.Module, job: Job, plan: Plan, topology: Topology
 ) -> DistributedDataParallel:
-    """Wrap a model in DistributedDataParallel that reduces gradients by a plan.
-
-    Args:
-        model: The model on this rank's device.
-        job: The ranks.
-        plan: Bucket sizes, and the algorithm and wire dtype for each message size.
-        topology: The node of each rank.
-    """
+    """Wrap a model, on this rank's device, in DDP that reduces gradients by a plan."""
     # Buffers are averaged before each evaluation instead of broadcast at each forward pass.
     # torch 2.15 renamed the option.
     names = inspect.signature(DistributedDataParallel).parameters
@@ -247,15 +230,10 @@ def lay_out_buckets(ddp: DistributedDataParallel, step: TrainingStep, loader: Lo
 
     The pass is that of training, on a batch of the same form, so that torch.compile compiles once
     and cuDNN tries its algorithms once.
-
-    Args:
-        ddp: The model, which has not been run yet.
-        step: The training step of the model. Its gradients are cleared afterwards.
-        loader: Loader of the training images.
     """
     images, labels = loader.empty_batch()
     last = loader.accumulation - 1  # the micro-batch whose backward pass reduces
-    with buffers_kept(ddp.module):
+    with kept(ddp.module.buffers()):
         step.forward_backward(images.zero_(), labels.zero_(), last, loader.accumulation)
     step.optimizer.zero_grad(set_to_none=True)
     step.precision.abandon()

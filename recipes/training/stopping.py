@@ -1,18 +1,35 @@
-"""Stop a run before its end: for a signal, or because a callback asks for it."""
+"""The end of a run before its last step: for a signal, for a callback, or because it stands still.
+
+A run that stands still is ended if a rank no longer answers, and described if one is only late.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ...comm import StallWatch, join_roll_call
 from ..ranks import Job
+from .callbacks import Callback, RunContext, Status
+from .folder.ending import record
+from .folder.lock import LOCK, this_process
+from .process import pass_to_torchrun
 
 #: Steps between telling and knowing. One may be in work on the device, and one is queued behind it.
 DELAY = 2
+#: How long the end of the process waits for its record to be written.
+_SECONDS_TO_RECORD = 5
 
 
 class StepAgreement:
@@ -21,9 +38,6 @@ class StepAgreement:
     Every rank reads the number of the same step, so that all do the same after it; a look into the
     job's store might tell one rank a step before another. One number is reduced at a time on the
     default process group, asynchronously: no host waits for a step that it has just queued.
-
-    Args:
-        device: The device of this rank.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,10 +52,7 @@ class StepAgreement:
             self._read = torch.zeros(slots, dtype=torch.int32, pin_memory=True)
 
     def tell(self, number: int) -> int:
-        """Give this rank's number at the end of a step; a collective.
-
-        Args:
-            number: At least 0.
+        """Give this rank's number, at least 0, at the end of a step; a collective.
 
         Returns:
             The largest number of all ranks at the end of the step before the last; 0 at first.
@@ -78,10 +89,6 @@ class Stopping:
 
     A rank alone stops after the step in which a signal or a wish came, several ranks two steps
     later.
-
-    Args:
-        job: The ranks.
-        warn: Shows a warning on rank 0.
 
     Attributes:
         received: Number of the last signal that this rank has received; 0: none.
@@ -137,3 +144,50 @@ class Stopping:
         """Wait for what the ranks are still telling each other."""
         if self._agreement:
             self._agreement.end()
+
+
+class Standstill(Callback):
+    """Watches the steps of each rank of several; see :class:`largebatch.comm.StallWatch`."""
+
+    all_ranks = True
+    _watch: StallWatch | None = None
+
+    def on_start(self, run: RunContext) -> None:
+        if roll_call := join_roll_call():
+            end = partial(_end, run_dir=run.run_dir if run.job.is_main else None)
+            self._watch = StallWatch(roll_call, end)
+
+    def on_step_begin(self, step: int) -> None:
+        if self._watch:
+            self._watch.begin(step + 1)
+
+    def on_step_end(self, step: int) -> None:
+        if self._watch:
+            self._watch.finish()
+
+    def on_end(self, status: Status, summary: dict[str, Any]) -> None:
+        if self._watch:
+            self._watch.close()
+
+
+def _end(line: str, run_dir: Path | None) -> None:
+    """End the process: its main thread waits in a collective, and cannot be reached."""
+    try:
+        with suppress(OSError):  # such as a standard error that is closed
+            print(f"largebatch: error: {line}", file=sys.stderr, flush=True)
+        pass_to_torchrun(line)
+        if run_dir is not None:
+            # In a thread, as the file system may be what stands still.
+            writes = Thread(target=_record, args=(run_dir, line), daemon=True)
+            writes.start()
+            writes.join(_SECONDS_TO_RECORD)
+    finally:
+        os._exit(1)
+
+
+def _record(run_dir: Path, line: str) -> None:
+    """Write how the run ended, unless another run has taken the folder over."""
+    with suppress(OSError, ValueError):
+        lock = json.loads((run_dir / LOCK).read_text())
+        if all(lock.get(name) == value for name, value in this_process().items()):
+            record(run_dir, "failed", line)

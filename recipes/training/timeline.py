@@ -1,10 +1,11 @@
-"""The timeline of a run: how its steps, epochs, images and stages go together.
+"""The timeline of a run: how its steps, epochs, images and stages, and learning rates go together.
 
 An epoch is a number of images. Where stages change the batch, the number of steps in an epoch
 changes with it, so every length that a recipe gives in epochs or in fractions of the run is
-converted through images, by the :class:`Timeline` that is made once for a run.
+converted through images, by the :class:`Timeline` that is made once for a run. The schedule of the
+learning rate is a function of the images seen, so stages do not change its shape over epochs.
 
-The learning rate at a stage that changes the batch follows one of
+At a stage that changes the batch, the rate is multiplied by a factor that follows one of
 - keep: the batch grows where the rate would have decayed (Smith et al. 2018, arXiv 1711.00489);
 - linear, sqrt: the rate follows the batch, as with ``scale`` from one recipe to another. Smith et
   al. also grow both in proportion; Mikami et al. 2018 (arXiv 1811.05233) grow the batch
@@ -22,24 +23,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
-from ...lars import Span
+from ...lars import Schedule, Span, constant, cosine, polynomial, step_decay, warmup
 from ...pipeline import Phase, Stage, StageTimeline, lay_out
 from ..errors import RecipeError
 from ..schema.recipe import Recipe
+from ..schema.sections import Schedule as Section
+from ..words import folded, in_full
 
 
 @dataclass(frozen=True)
 class Timeline(StageTimeline):
-    """The stages of a run with its lengths, and the effect of its stages on the learning rate.
+    """The stages of a run with its lengths, and the effect of its stages on the learning rate."""
 
-    Attributes:
-        end: Number of images in the whole run.
-        factors: Factor on the scheduled learning rate, for each of :attr:`phases`.
-    """
-
-    end: int
-    factors: tuple[float, ...]
+    end: int  # images in the whole run
+    factors: tuple[float, ...]  # on the scheduled learning rate, for each of `phases`
 
     @cached_property
     def unit(self) -> int:
@@ -121,13 +120,9 @@ def timeline_of(
 ) -> Timeline:
     """Lay out the run of a recipe on ``images`` training images and ``world_size`` ranks.
 
-    Args:
-        recipe: The recipe.
-        images: Number of training images.
-        world_size: Number of ranks.
-        largest_micro: Where the recipe leaves ``micro_batch_size`` open, the most images per rank
-            and forward pass at the start of the run, such as fitted into memory on another number
-            of ranks; more are accumulated. None: all images of a rank in a step.
+    Where the recipe leaves ``micro_batch_size`` open, ``largest_micro`` is the most images per rank
+    and forward pass at the start of the run, such as fitted into memory on another number of ranks;
+    more are accumulated. None: all images of a rank in a step.
 
     Raises:
         RecipeError: the run has no step, its stages are not in order, or a global batch does not
@@ -208,3 +203,112 @@ def _no_step(recipe: Recipe, timeline: Timeline) -> str:
         f"epochs: {epochs:g} is less than one step; valid: at least {batch / images:.3g}, as an "
         f"epoch is {timeline.steps_per_epoch:.3g} steps"
     )
+
+
+# --- the learning rate of each step -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The learning rates of a run; all lengths are in steps."""
+
+    schedule: Schedule  # the learning rate by step, from 0
+    warmup_steps: int
+    decay_steps: int  # of a polynomial or cosine decay from the end of warm-up; else 0
+    milestones: tuple[int, ...]  # of a step decay, from the start of the run
+
+
+def learning_rates(recipe: Recipe, timeline: Timeline) -> LearningRates:
+    """Return the learning rates of a recipe along the timeline of its run.
+
+    Raises:
+        RecipeError: a length does not fit into the run, or contradicts another one.
+    """
+    section, peak = recipe.schedule, recipe.optimizer.lr
+    total_steps = timeline.total_steps
+    rise = timeline.steps(section.warmup)
+    if rise > total_steps:
+        raise RecipeError(
+            f"schedule.warmup: {_steps_of(section.warmup, timeline)} is longer than the run, "
+            f"{recipe.epochs:g} epochs ({total_steps} steps); valid: at most {total_steps} steps. "
+            "To run only the start of a schedule, keep epochs and set stop_after"
+        )
+    begins = timeline.progress(rise)
+    decay_steps = 0
+    milestones: tuple[int, ...] = ()
+    if section.name == "constant":
+        then = constant(peak)
+    elif section.name == "step":
+        milestones = _milestones(section, timeline)
+        falls = [timeline.progress(m) - begins for m in milestones]
+        then = step_decay(peak, falls, factor=section.factor)
+    else:
+        decay_steps = total_steps - rise if section.decay is None else _decay(section, timeline)
+        # At least 1, so that a warm-up over the whole run still has a peak to rise to.
+        length = max(1, timeline.progress(rise + decay_steps) - begins)
+        if section.name == "cosine":
+            then = cosine(peak, length, end=section.end)
+        else:
+            then = polynomial(peak, length, power=section.power, end=section.end)
+    whole = warmup(then, begins, start=section.start, shape=section.warmup_shape)
+
+    def schedule(step: int) -> float:
+        return timeline.factor(step) * whole(timeline.progress(step))
+
+    return LearningRates(schedule, rise, decay_steps, milestones)
+
+
+def _milestones(section: Section, timeline: Timeline) -> tuple[int, ...]:
+    for earlier, later in pairwise((section.warmup, *section.milestones)):
+        if timeline.steps(later) <= timeline.steps(earlier):
+            raise RecipeError(
+                f"schedule.milestones: {_steps_of(later, timeline)} does not come after "
+                f"{_steps_of(earlier, timeline)}; valid: ascending, counted from the start of the "
+                "run, after the warm-up"
+            )
+    return tuple(timeline.steps(span) for span in section.milestones)
+
+
+def _decay(section: Section, timeline: Timeline) -> int:
+    """Length of the decay in steps, from the end of warm-up."""
+    assert section.decay is not None
+    rise = timeline.steps(section.warmup)
+    if section.decay_from == "warmup":
+        return timeline.steps(section.decay, after=rise)
+    left = timeline.steps(section.decay) - rise
+    if left < 1:
+        raise RecipeError(
+            f"schedule.decay: {_steps_of(section.decay, timeline)} from the start of the run is "
+            f"not longer than the warm-up, {_steps_of(section.warmup, timeline)}; valid: a longer "
+            "one, or schedule.decay_from=warmup"
+        )
+    return left
+
+
+def _steps_of(span: Span, timeline: Timeline) -> str:
+    """A length as the recipe gives it, with its number of steps."""
+    return f"{span} ({timeline.steps(span)} steps)"
+
+
+def schedule_in_words(recipe: Recipe, rates: LearningRates, timeline: Timeline) -> str:
+    """Describe a schedule: warm-up, peak, decay and end, in one line.
+
+    For example ``linear warm-up to 24.699 in 31 epochs, power-2 decay to 0.0001 at the end``.
+    """
+    section, peak = recipe.schedule, f"{recipe.optimizer.lr:g}"
+    parts = [f"{peak} from the start"]
+    if rates.warmup_steps:
+        start = f" from {section.start:g}" if section.start else ""
+        length = in_full(section.warmup)
+        parts = [f"{section.warmup_shape} warm-up{start} to {peak} in {length}"]
+    if section.name == "step":
+        epochs = [f"{timeline.epoch(step):.4g}" for step in rates.milestones]
+        parts.append(f"times {section.factor:g} at epoch {folded(epochs, 30)}")
+    elif section.name == "constant":
+        parts.append("then constant")
+    else:
+        end = rates.warmup_steps + rates.decay_steps
+        at = "the end" if end == timeline.total_steps else f"epoch {timeline.epoch(end):.4g}"
+        shape = "cosine" if section.name == "cosine" else f"power-{section.power:g}"
+        parts.append(f"{shape} decay to {section.end:g} at {at}")
+    return ", ".join(parts)

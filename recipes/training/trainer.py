@@ -34,11 +34,7 @@ from .watch.clocks import AVERAGE
 
 
 class Trainer:
-    """Trains a run on the ranks of its job: each rank makes a trainer, and calls :meth:`run`.
-
-    Args:
-        run: The run, as :func:`.run.start_up` returns it.
-    """
+    """Trains a run on the ranks of its job: each rank makes a trainer, and calls :meth:`run`."""
 
     def __init__(self, run: Run) -> None:
         self.context, self.callbacks = run.context, run.callbacks
@@ -177,15 +173,12 @@ class Trainer:
         step = self.step + 1
         reads = self._may_read(step)
         meter.begin_step(measures_accuracy=reads, may_drop=self._stopping.drops_steps)
-        if self._built.noise:
-            self._built.noise.begin_step(step, self.loader.micro_batch_size)
+        if noise := self._built.noise:
+            noise.watch(self._due(self.context.recipe.gradient_noise_every, step))
+            noise.batch_size = self.loader.micro_batch_size
         try:
             is_made = self._take_step(
-                batches,
-                self.loader.accumulation,
-                meter,
-                waits=reads,
-                stops=self._stopping.in_step,
+                batches, self.loader.accumulation, meter, waits=reads, stops=self._stopping.in_step
             )
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
             raise self._diverged(str(error), step) from error

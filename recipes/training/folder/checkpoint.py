@@ -26,7 +26,7 @@ from ...errors import RecipeError
 from ...files import DamagedFileError, read_object
 from ...launcher import is_first_of_machine
 from ...ranks import Job
-from ..ema import WeightAverage
+from ..evaluate import WeightAverage
 from .names import CHECKPOINTS as CHECKPOINTS
 from .names import STATE as STATE
 from .tensor_files import read_tensors

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ...errors import AgreedError, RecipeError, StorageError
 from ...ranks import Job
-from ..ema import WeightAverage
+from ..evaluate import WeightAverage
 from .checkpoint import (
     CHECKPOINTS,
     DIGEST,

@@ -24,14 +24,8 @@ class Display:
     """Output of a run: a progress bar on a terminal that can have one, plain lines elsewhere.
 
     What to take for a terminal, and its colours, is decided by rich: NO_COLOR, FORCE_COLOR,
-    TTY_COMPATIBLE and TTY_INTERACTIVE apply.
-
-    Args:
-        shows: Whether this rank shows anything; rank 0 does.
-        quiet: Whether to show nothing but warnings.
-        warns: Whether to show warnings.
-        console: Where lines go; by default standard output.
-        now: Returns the present time in seconds, of any origin.
+    TTY_COMPATIBLE and TTY_INTERACTIVE apply. Rank 0 shows something; if it is ``quiet``, nothing
+    but warnings. ``now`` returns the present time in seconds, of any origin.
     """
 
     _run: RunContext
@@ -88,12 +82,7 @@ class Display:
     ) -> None:
         """Show new metrics: on the progress bar in training, else on a line of their own.
 
-        Args:
-            split: ``train`` or ``val``.
-            step: Number of steps made.
-            epoch: Epochs of images read.
-            values: The metrics.
-            slow: The ranks that hold the others up, in short; empty if there are none.
+        ``slow`` are the ranks that hold the others up, in short; empty if there are none.
         """
         if not self._shows:
             return
@@ -171,9 +160,7 @@ def _gigabytes(used: float, total: int | None) -> str:
 class Bar(Progress):
     """The steps and the time left on one line, the values of the last reading below it.
 
-    Attributes:
-        task: The run's task.
-        values: The values; what has no room on a line is cut off.
+    Of the values, what has no room on a line is cut off.
     """
 
     def __init__(self, console: Console, total_steps: int, step: int) -> None:

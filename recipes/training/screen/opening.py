@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ....amp import Precision
 from ....comm import Rule, Topology, launches_are_ordered
 from ....lars import Span
 from ....pipeline import without_query
@@ -22,7 +21,7 @@ from ...schema.optimizers import entry_of
 from ...words import binary_size, count, describe_rule, folded, in_full
 from ..build import Components
 from ..callbacks import RunContext
-from ..schedule import in_words as schedule_in_words
+from ..timeline import schedule_in_words
 
 #: Lines are this long at most, in characters, where names and paths allow.
 WIDTH = 100
@@ -34,52 +33,21 @@ def show_opening(
     run: RunContext,
     components: Components,
     asked: Mapping[str, Any],
-    precision: Precision,
-    topology: Topology,
-    memory: str,
-    notices: Iterable[str],
-    changes: Iterable[str],
-) -> None:
-    """Show the lines of a run, then notices and what the run begins with.
-
-    Args:
-        run: The run.
-        components: Its components.
-        asked: The keys of the recipe before anything was chosen for ``auto``.
-        precision: The precision in use.
-        topology: The node of each rank.
-        memory: What a step needs, in words; empty if that is not known.
-        notices: What is worth a look.
-        changes: What has changed in the recipe since the checkpoint was written.
-    """
-    lines = opening_lines(run, components, asked, precision.name, topology, memory)
-    run.say("\n  ".join(("\n".join(lines), *notices)))
-    path = components.resume_from
-    if components.start:
-        run.say(components.start)
-    elif path:
-        changed = (f"  {line}" for line in (*changes, *components.changes))
-        run.say("\n".join([f"resumed from {path} at step {run.step}", *changed]))
-    elif run.recipe.resume.from_:
-        run.say("no checkpoint to resume from yet: training starts at step 0")
-
-
-def opening_lines(
-    run: RunContext,
-    components: Components,
-    asked: Mapping[str, Any],
     precision: str,
     topology: Topology,
     memory: str = "",
-) -> list[str]:
-    """Return the lines that describe what a run will do, from what :func:`show_opening` is given.
+    notices: Iterable[str] = (),
+    changes: Iterable[str] = (),
+) -> None:
+    """Show the lines of a run, then notices and what the run begins with.
 
-    ``precision`` is its name.
+    ``asked`` are the keys of the recipe before anything was chosen for ``auto``, ``memory`` is what
+    a step needs, in words, or empty, and ``changes`` are those in the recipe since the checkpoint
+    was written.
     """
-    recipe = run.recipe
+    recipe, start = run.recipe, components.resume_from
     parameters = sum(p.numel() for p in run.model.parameters())
     average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:g}"
-    reduced = _all_reduce(run, components, asked, topology) if run.job.world_size > 1 else ""
     lines = {
         "data": _data(run),
         "input": _input(run, asked),
@@ -89,15 +57,28 @@ def opening_lines(
         "schedule": schedule_in_words(recipe, components.rates, run.timeline),
         "optimizer": _optimizer(run),
         "precision": _precision(run, components, asked, precision),
-        "all-reduce": reduced,
+        "all-reduce": _all_reduce(run, components, asked, topology),
         "memory": memory,
         "run folder": str(run.run_dir),
     }
-    return [
+    run.say(
         f"{run.name}: {recipe.model.name}, {parameters / 1e6:.1f} M parameters{average}, "
-        f"seed {recipe.seed}",
-        *(f"  {label:{_LABEL}}{text}" for label, text in lines.items() if text),
-    ]
+        f"seed {recipe.seed}"
+        + "".join(f"\n  {label:{_LABEL}}{text}" for label, text in lines.items() if text)
+        + "".join(f"\n  {notice}" for notice in notices)
+    )
+    if components.start:
+        run.say(components.start)
+    elif start:
+        changed = (f"\n  {line}" for line in (*changes, *components.changes))
+        run.say(f"resumed from {start} at step {run.step}" + "".join(changed))
+    elif recipe.resume.from_:
+        run.say("no checkpoint to resume from yet: training starts at step 0")
+
+
+def _listed(*parts: str) -> str:
+    """The parts that are not empty, in a row."""
+    return ", ".join(filter(None, parts))
 
 
 def _chosen(value: Any) -> str:
@@ -108,14 +89,12 @@ def _chosen(value: Any) -> str:
 def _data(run: RunContext) -> str:
     recipe, source, val = run.recipe, run.loader.source, run.val_loader
     size = recipe.data.image_size
-    return ", ".join(
-        [
-            f"{len(source):,} training images",
-            *([f"{len(val.source):,} for validation"] if val else []),
-            count(len(source.classes), "class", "classes"),
-            f"{size} pixels",
-            *([f"validation at {recipe.eval_size}"] if val and recipe.eval_size != size else []),
-        ]
+    return _listed(
+        f"{len(source):,} training images",
+        f"{len(val.source):,} for validation" if val else "",
+        count(len(source.classes), "class", "classes"),
+        f"{size} pixels",
+        f"validation at {recipe.eval_size}" if val and recipe.eval_size != size else "",
     )
 
 
@@ -123,11 +102,13 @@ def _input(run: RunContext, asked: Mapping[str, Any]) -> str:
     loader, data = run.loader, run.recipe.data
     if data.source == "synthetic":
         return "synthetic images"
-    skips = ["unusable images skipped"] if data.on_error == "skip" else []
     back_end = f"{loader.backend}{_chosen(asked['data']['backend'])}"
-    decoded = f"decoded by {back_end} on {count(loader.threads, 'thread')}"
-    ahead = f"{count(loader.prefetch, 'batch', 'batches')} ahead"
-    return ", ".join([f"{data.source} {without_query(data.path or '')}", decoded, ahead, *skips])
+    return _listed(
+        f"{data.source} {without_query(data.path or '')}",
+        f"decoded by {back_end} on {count(loader.threads, 'thread')}",
+        f"{count(loader.prefetch, 'batch', 'batches')} ahead",
+        "unusable images skipped" if data.on_error == "skip" else "",
+    )
 
 
 def _batch(run: RunContext, components: Components, topology: Topology) -> str:
@@ -158,31 +139,29 @@ def _stages(run: RunContext) -> str:
     rates = {None: "", "keep": ", learning rate unchanged"}
     found = []
     for stage in run.recipe.stages:
-        what = []
-        if stage.image_size:
-            what.append(f"{stage.image_size} pixels")
-        if stage.batch_size:
-            what.append(f"batch {stage.batch_size:,}")
-        if stage.micro_batch_size:
-            what.append(f"micro-batch {stage.micro_batch_size:,}")
+        what = _listed(
+            f"{stage.image_size} pixels" if stage.image_size else "",
+            f"batch {stage.batch_size:,}" if stage.batch_size else "",
+            f"micro-batch {stage.micro_batch_size:,}" if stage.micro_batch_size else "",
+        )
         rate = rates.get(stage.lr, f", learning rate scaled ({stage.lr})")
-        found.append(f"{', '.join(what)} from {stage.from_}{rate}")
+        found.append(f"{what} from {stage.from_}{rate}")
     return folded(found, _ROOM, "; ")
 
 
 def _steps(run: RunContext) -> str:
     recipe, timeline, last = run.recipe, run.timeline, run.last_step
     initially = " initially" if timeline.changes_batch else ""
-    target = recipe.target_accuracy
+    target, every = recipe.target_accuracy, recipe.checkpoint.every
     parts = [
         f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",
-        *([f"stopping after {last:,}"] if last < timeline.total_steps else []),
-        *([f"until {target:g} % top-1"] if target is not None else []),
-        *([f"evaluation every {recipe.evaluate_every}"] if run.val_loader else []),
-        *([f"checkpoint every {recipe.checkpoint.every}"] if recipe.checkpoint.every else []),
+        f"stopping after {last:,}" if last < timeline.total_steps else "",
+        f"until {target:g} % top-1" if target is not None else "",
+        f"evaluation every {recipe.evaluate_every}" if run.val_loader else "",
+        f"checkpoint every {every}" if every else "",
         f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
     ]
-    return folded(parts, _ROOM)
+    return folded([*filter(None, parts)], _ROOM)
 
 
 def _optimizer(run: RunContext) -> str:
@@ -192,13 +171,13 @@ def _optimizer(run: RunContext) -> str:
     everywhere = " on all" if options.weight_decay and options.decay_bias_and_norm else ""
     parts = [
         name,
-        *([f"momentum {options.momentum:g}"] if "momentum" in entry_of(options.name).keys else []),
+        f"momentum {options.momentum:g}" if "momentum" in entry_of(options.name).keys else "",
         f"weight decay {options.weight_decay:g}{everywhere}",
-        *([others] if others else []),
-        *([f"gradients clipped at norm {clip:g}"] if (clip := options.clip_grad_norm) else []),
+        others,
+        f"gradients clipped at norm {clip:g}" if (clip := options.clip_grad_norm) else "",
         *(f"{key} {value}" for key, value in options.args.items()),
     ]
-    return folded(parts, _ROOM)
+    return folded([*filter(None, parts)], _ROOM)
 
 
 def _precision(
@@ -206,18 +185,15 @@ def _precision(
 ) -> str:
     recipe, device = run.recipe, run.job.device.type
     threads = f" with {count(torch.get_num_threads(), 'thread')}" if device == "cpu" else ""
-    settings = components.settings.in_words()
     by_auto, mode = _chosen(asked["compile"]), recipe.compile_mode
-    compiled = ["not compiled" + by_auto] if by_auto else []
+    compiled = "not compiled" + by_auto if by_auto else ""
     if mode:
-        compiled = [f"compiled{by_auto}" if mode == "default" else f"compiled ({mode})"]
-    return ", ".join(
-        [
-            f"{precision}{_chosen(asked['precision'])} on {device}{threads}",
-            *([f"loss scale {recipe.loss_scale}"] if recipe.loss_scale != "auto" else []),
-            *compiled,
-            *([settings] if settings else []),
-        ]
+        compiled = f"compiled{by_auto}" if mode == "default" else f"compiled ({mode})"
+    return _listed(
+        f"{precision}{_chosen(asked['precision'])} on {device}{threads}",
+        f"loss scale {recipe.loss_scale}" if recipe.loss_scale != "auto" else "",
+        compiled,
+        components.settings.in_words(),
     )
 
 
@@ -225,18 +201,22 @@ def _all_reduce(
     run: RunContext, components: Components, asked: Mapping[str, Any], topology: Topology
 ) -> str:
     """Which algorithm reduces messages of which size, such as ``ring to 1 MiB, torus above``."""
+    if run.job.world_size == 1:
+        return ""
     plan, job, file = components.plan, run.job, run.recipe.comm.plan
     by_auto = "" if file else _chosen(asked["comm"]["algorithm"])
     parts = [_rule(rule, alone=len(plan.rules) == 1) + by_auto for rule in plan.rules]
-    plan_file = f"; {file}" if file else ""
-    nodes = f"; nodes by {topology.source}" if topology.source != "given" else ""
-    is_ordered = job.device.type == "cuda" and launches_are_ordered()
-    launches = "; NCCL_LAUNCH_ORDER_IMPLICIT=1" if is_ordered else ""
     sizes = plan.segments or (plan.fusion_threshold_bytes,)
-    buckets = "; buckets of " + folded([binary_size(size) for size in sizes], 24)
-    back_end = f"; {job.back_end}" if job.back_end else ""
-    further = f"{buckets}{nodes}{plan_file}{back_end}{launches}"
-    return folded(parts, max(64, _ROOM - len(further))) + further
+    is_ordered = job.device.type == "cuda" and launches_are_ordered()
+    further = [
+        "buckets of " + folded([binary_size(size) for size in sizes], 24),
+        f"nodes by {topology.source}" if topology.source != "given" else "",
+        str(file or ""),
+        job.back_end,
+        "NCCL_LAUNCH_ORDER_IMPLICIT=1" if is_ordered else "",
+    ]
+    more = "".join(f"; {part}" for part in further if part)
+    return folded(parts, max(64, _ROOM - len(more))) + more
 
 
 def _rule(rule: Rule, *, alone: bool) -> str:

@@ -36,12 +36,9 @@ class RunClock:
     On a GPU, steps are queued ahead, and their time shows up where the device is next waited for:
     where the meters are read, which is training too, or in an evaluation or a checkpoint before.
 
-    Args:
-        before: Seconds of the start-up that had passed when the clock was made.
-        now: Returns the present time in seconds, of any origin.
-
-    Attributes:
-        lasted: Seconds of the last time of each part that :meth:`during` measured.
+    ``before`` is the seconds of the start-up that had passed when the clock was made, and ``now``
+    returns the present time in seconds, of any origin. ``lasted`` has the seconds of the last time
+    of each part that :meth:`during` measured.
     """
 
     def __init__(self, before: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
@@ -127,73 +124,17 @@ class HostEvent:
         return 1000 * (end.seconds - self.seconds)
 
 
-class Stopwatch:
-    """Sums the times between events by name, without waiting for them before they are read.
-
-    Args:
-        new_event: Makes an event, which is used again once its time was read.
-    """
-
-    def __init__(self, new_event: Callable[[], Any]) -> None:
-        self._new_event = new_event
-        self._free: list[Any] = []
-        self._pending: deque[tuple[Any, Any, str, float, str]] = deque()
-        self._sums: dict[str, float] = defaultdict(float)
-
-    def now(self) -> Any:
-        """Return the present point in time, in the order of the device's work."""
-        event = self._free.pop() if self._free else self._new_event()
-        event.record()
-        return event
-
-    def add(
-        self, name: str, start: Any, end: Any, at_most: float = math.inf, beyond: str = ""
-    ) -> None:
-        """Add the time between two points, which must not be used again.
-
-        Args:
-            name: What to add it to.
-            start: The first point.
-            end: The second point.
-            at_most: Most seconds of it to add to that.
-            beyond: What to add the others to.
-        """
-        self._pending.append((start, end, name, at_most, beyond))
-        if len(self._pending) > KEPT:
-            while self._pending and self._pending[0][1].query():  # which does not wait
-                self._add_first()
-
-    def read(self) -> dict[str, float]:
-        """Return the seconds of each name since the last reading; waits for the device."""
-        while self._pending:
-            self._pending[0][1].synchronize()
-            self._add_first()
-        sums, self._sums = self._sums, defaultdict(float)
-        return sums
-
-    def _add_first(self) -> None:
-        start, end, name, at_most, beyond = self._pending.popleft()
-        seconds = start.elapsed_time(end) / 1000
-        self._sums[name] += min(seconds, at_most)
-        if seconds > at_most:
-            self._sums[beyond] += seconds - at_most
-        self._free += [start, end]
-
-
 class Phases:
     """Measures the phases of the steps of a run, and names them for torch.profiler.
 
-    On a CPU they are measured by the clock of the host, on a GPU by events on the current stream.
+    On a CPU they are measured by the clock of the host, on a GPU by events on the current stream,
+    for which nothing waits before they are read.
 
-    Args:
-        device: The device that computes.
-        reduced: The model inside of DDP, to measure the wait for the all-reduce; None for a single
-            rank. It is the time from a rank's own last gradient to the last reduced one: what
-            backward does not hide of communication, and the wait for ranks that come later. The
-            last gradient is that of the parameter whose gradient came last in the first backward
-            pass; a later step in which that parameter has no gradient is not measured.
-        new_event: Makes an event of the device.
-        clock: Seconds of the host since any time.
+    With ``reduced``, the model inside of DDP, the wait for the all-reduce is measured: the time
+    from a rank's own last gradient to the last reduced one. That is what backward does not hide of
+    communication, and the wait for ranks that come later. The last gradient is that of the
+    parameter whose gradient came last in the first backward pass; a later step in which that
+    parameter has no gradient is not measured.
     """
 
     def __init__(
@@ -205,7 +146,9 @@ class Phases:
     ) -> None:
         self._on_gpu, self._clock = device.type == "cuda", clock
         of_device = (lambda: torch.cuda.Event(enable_timing=True)) if self._on_gpu else HostEvent
-        self._watch = Stopwatch(new_event or of_device)
+        self._new_event, self._free = new_event or of_device, list[Any]()
+        self._pending: deque[tuple[str, Any, Any, float]] = deque()
+        self._sums: dict[str, float] = defaultdict(float)
         self._is_reduced = reduced is not None
         self._handles = {
             parameter: parameter.register_post_accumulate_grad_hook(self._gradient)
@@ -239,17 +182,16 @@ class Phases:
         and then for the copy. A host that waits while the stream still computes holds nothing up,
         so what counts is the lesser of the two waits, and the rest of the stream's is the copy.
         """
-        start, since = self._watch.now() if self._measures else None, self._clock()
+        start, since = self._now() if self._measures else None, self._clock()
         with ranged(name):
             yield
         if start is not None:
             copies = self._on_gpu and name == INPUT_WAIT
-            at_most = self._clock() - since if copies else math.inf
-            self._watch.add(name, start, self._watch.now(), at_most, HOST_TO_DEVICE)
+            self._add(name, start, self._clock() - since if copies else math.inf)
 
     def _gradient(self, parameter: Tensor) -> None:
         self._last = parameter
-        self._ready = self._watch.now()
+        self._ready = self._now()
 
     def backward_returned(self) -> None:
         """Note that the step's last backward pass has returned, with all gradients reduced."""
@@ -258,19 +200,20 @@ class Phases:
             for parameter in [p for p in self._handles if p is not self._last]:
                 self._handles.pop(parameter).remove()
         if ready is not None:
-            self._watch.add(ALL_REDUCE_WAIT, ready, self._watch.now())
+            self._add(ALL_REDUCE_WAIT, ready)
 
     def read(self) -> dict[str, float]:
-        """Return the metrics of the steps since the last reading; waits for the device.
+        """Return :data:`PHASES` of this rank in the steps since the last reading, in seconds.
 
-        Returns:
-            Seconds of this rank: ``input_seconds``, ``forward_seconds``, ``backward_seconds``
-            (without the next), ``all_reduce_seconds`` (that backward did not hide, on several
-            ranks) and ``optimizer_seconds``; on a GPU also ``copy_seconds``, for which its stream
-            waited at the input of a micro-batch beyond the wait of the host. ``input_seconds`` then
-            has what the stream waited there with the host. Empty if no step was taken.
+        It waits for the device. ``backward_seconds`` is without ``all_reduce_seconds``, which
+        backward did not hide, on several ranks. On a GPU, ``copy_seconds`` is what its stream
+        waited at the input of a micro-batch beyond the wait of the host, which ``input_seconds``
+        then has. Empty if no step was taken.
         """
-        sums = self._watch.read()
+        while self._pending:
+            self._pending[0][2].synchronize()
+            self._add_first()
+        sums, self._sums = self._sums, defaultdict(float)
         steps, self._steps = self._steps, 0
         if not steps:
             return {}
@@ -284,6 +227,26 @@ class Phases:
             **({"copy_seconds": sums[HOST_TO_DEVICE]} if self._on_gpu else {}),
         }
 
+    def _now(self) -> Any:
+        """The present point in time, in the order of the device's work."""
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        return event
+
+    def _add(self, name: str, start: Any, at_most: float = math.inf) -> None:
+        """Add the time since ``start`` to a phase; what is above ``at_most`` is that of a copy."""
+        self._pending.append((name, start, self._now(), at_most))
+        if len(self._pending) > KEPT:
+            while self._pending and self._pending[0][2].query():  # which does not wait
+                self._add_first()
+
+    def _add_first(self) -> None:
+        name, start, end, at_most = self._pending.popleft()
+        seconds = start.elapsed_time(end) / 1000
+        self._sums[name] += min(seconds, at_most)
+        self._sums[HOST_TO_DEVICE] += max(0.0, seconds - at_most)
+        self._free += [start, end]
+
 
 # --- the time left --------------------------------------------------------------------------
 
@@ -294,12 +257,7 @@ class TimeLeft:
     What is left to train is counted in pixels, since a step of a later stage may have another
     number of images, of another size. The pace is that of this process, with its evaluations and
     checkpoints; what comes before the first reading does not count, as libraries choose kernels and
-    compile in it.
-
-    Args:
-        timeline: Steps and images of the run.
-        last_step: Step after which the run stops.
-        now: Returns the present time in seconds, of any origin.
+    compile in it. ``now`` returns the present time in seconds, of any origin.
     """
 
     def __init__(

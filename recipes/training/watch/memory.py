@@ -18,9 +18,9 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,42 +53,19 @@ def gpu_of(device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a training step on one GPU, in bytes.
-
-    Attributes:
-        precision: Name of the precision.
-        micro_batch_size: Images of a forward pass.
-        parameters: Parameters and buffers, as the precision stores them.
-        gradients: Gradients outside of DDP's buckets. 0 where backward writes straight into these.
-        masters: FP32 masters of half-precision parameters.
-        state: State of the optimizer, such as momentum; None if it could not be counted.
-        ema: The moving average of the weights.
-        buckets: DDP's buckets, with several ranks.
-        activations: The micro-batch and what forward leaves for backward, with autocast's
-            half-precision copies of parameters.
-        temporary: What backward, or else the update, adds at the moment when most is held.
-        peak: The largest sum at one time. It is below the sum of all parts where gradients take
-            the place of activations, or where only the update holds ``temporary``.
-    """
+    """The memory of a training step on one GPU, in bytes."""
 
     precision: str
-    micro_batch_size: int
-    parameters: int
-    gradients: int
-    masters: int
-    state: int | None
-    ema: int
-    buckets: int
-    activations: int
-    temporary: int
-    peak: int
+    micro_batch_size: int  # images of a forward pass
+    parameters: int  # and buffers, as the precision stores them
+    gradients: int  # also those in DDP's buckets, where others accumulate beside them
+    state: int | None  # of the optimizer, with FP32 masters; None if it could not be counted
+    ema: int  # the moving average of the weights
+    activations: int  # the micro-batch and what forward leaves for backward, with autocast's copies
+    peak: int  # the largest sum at one time, with temporary tensors of backward and of the update
 
     def in_words(self, gpu: Any) -> str:
-        """Say what a step needs, beside what there is: ``about 11.2 GB of tensors on each rank``.
-
-        Args:
-            gpu: Of :func:`gpu_of`.
-        """
+        """Say what a step needs, such as ``about 11.2 GB of tensors on each rank``."""
         about = "more than" if self.state is None else "about"
         there = f", of {decimal_size(gpu.total_memory)} on the {gpu.name}" if gpu else ""
         return f"{about} {decimal_size(self.peak)} of tensors on each rank{there}"
@@ -104,19 +81,23 @@ class Memory:
         )
 
 
+class _Held(NamedTuple):
+    """Bytes of what a step holds from one to the next, and of its update."""
+
+    parameters: int
+    gradients: int
+    state: int  # of the optimizer, or of its masters alone
+    is_known: bool  # whether it is the whole state
+    ema: int
+    temporary: int  # tensors of the update
+
+
 class MemoryCounter:
     """Counts the memory of training steps; each different pass is counted once.
 
-    Args:
-        model: The model without numbers, as :func:`without_numbers` returns it.
-        make_optimizer: Makes the optimizer of a converted copy of it in a precision, given by name.
-        on_gpu: Whether the steps run on a GPU.
-        label_smoothing: That of the loss.
-        averages: Whether there is a moving average of the weights.
-        memory_format: That of images and weights on the device.
-
-    Attributes:
-        model: As given.
+    ``model`` has no numbers, as :func:`without_numbers` returns it; ``make_optimizer`` makes the
+    optimizer of a converted copy of it in a precision, given by name. ``averages`` is whether there
+    is a moving average of the weights.
     """
 
     def __init__(
@@ -142,36 +123,30 @@ class MemoryCounter:
         ranks: int = 1,
         accumulation: int = 1,
     ) -> Memory:
-        """Count the memory of a step on one of ``ranks`` GPUs.
-
-        Args:
-            precision: A key of ``PRECISIONS``.
-            micro_batch_size: Images of a forward pass.
-            image_size: Height and width of the images, in pixels.
-            ranks: Number of GPUs.
-            accumulation: Number of micro-batches of a GPU in a step.
+        """Count the memory of a step on one of ``ranks`` GPUs, with images of some pixels' side.
 
         Raises:
             RecipeError: The model cannot run without numbers, or the optimizer does not work in
                 this precision.
         """
-        alone, once = self._update_of(precision), ranks == accumulation == 1
+        parameters, gradients, state, known, ema, temporary = self._update_of(precision)
         batch, left, apart, keeping = self._pass_of(precision, micro_batch_size, image_size)
         # DDP copies a gradient into its bucket as soon as it is complete. Those that accumulate
         # before are tensors of their own, which exist beside the buckets.
-        buckets = alone.gradients if ranks > 1 else 0
-        gradients = alone.gradients if ranks == 1 or accumulation > 1 else 0
-        peak = keeping if once else apart + gradients
-        beside = 0 if buckets else gradients  # during the update, when the batch is still there
-        update = beside + alone.temporary + batch
-        return replace(
-            alone,
-            micro_batch_size=micro_batch_size,
-            gradients=gradients,
-            buckets=buckets,
-            activations=left,
-            temporary=alone.temporary if update > peak else apart - left,
-            peak=alone.peak + buckets + max(peak, update),
+        buckets = gradients if ranks > 1 else 0
+        others = gradients if ranks == 1 or accumulation > 1 else 0
+        peak = keeping if ranks == accumulation == 1 else apart + others
+        # During the update, the batch is still there.
+        update = batch + temporary + (0 if buckets else others)
+        return Memory(
+            precision,
+            micro_batch_size,
+            parameters,
+            buckets + others,
+            state if known else None,
+            ema,
+            left,
+            parameters + state + ema + buckets + max(peak, update),
         )
 
     def estimate(self, precision: str, phases: Sequence[Phase], ranks: int) -> Memory | None:
@@ -195,32 +170,23 @@ class MemoryCounter:
 
     def checkpoint_bytes(self, precision: str, ranks: int) -> int:
         """Bytes of a checkpoint, which has the buffers of every rank."""
-        return self._update_of(precision).peak + (ranks - 1) * _bytes(self.model.buffers())
+        held = self._update_of(precision)
+        buffers = (ranks - 1) * _bytes(self.model.buffers())
+        return held.parameters + held.state + held.ema + buffers
 
-    def _count_update(self, name: str) -> Memory:
-        """The memory of an update alone; its ``peak`` is without gradients and ``temporary``."""
+    def _count_update(self, name: str) -> _Held:
         model = Precision(name, loss_scale="none").convert(without_numbers(self.model))
         optimizer = self._make_optimizer(model, name)
         temporary = _temporary_of_update(model, optimizer, self._on_gpu)
         weights, buffers = [*model.parameters()], [*model.buffers()]
         averaged = weights + [b for b in buffers if b.is_floating_point()]
-        masters, state = _bytes(_state_of(optimizer, "master")), _bytes(_state_of(optimizer))
-        parameters = _bytes(weights + buffers)
-        ema = 4 * sum(t.numel() for t in averaged) if self._averages else 0
-        if temporary is None:
-            state = masters
-        return Memory(
-            precision=name,
-            micro_batch_size=0,
-            parameters=parameters,
+        return _Held(
+            parameters=_bytes(weights + buffers),
             gradients=_bytes(p for p in weights if p.requires_grad),
-            masters=masters,
-            state=None if temporary is None else state - masters,
-            ema=ema,
-            buckets=0,
-            activations=0,
+            state=_bytes(_state_of(optimizer, "master" if temporary is None else None)),
+            is_known=temporary is not None,
+            ema=4 * sum(t.numel() for t in averaged) if self._averages else 0,
             temporary=temporary or 0,
-            peak=parameters + state + ema,
         )
 
     def _count_pass(self, name: str, count: int, size: int) -> tuple[int, ...]:
@@ -268,27 +234,19 @@ class LiveStorage(TorchDispatchMode):
     """Context manager that follows the memory of all tensors that operators return in it.
 
     That is what the allocator is asked for: not what operators allocate inside of them, such as the
-    workspaces of cuDNN and oneDNN.
-
-    Args:
-        known: Tensors that exist before, which are not counted.
-
-    Attributes:
-        bytes: Bytes that are held now.
-        peak: The largest that ``bytes`` has been.
-        away: Bytes that the user of this object has freed and ``peak_keeping`` shall count on.
-        peak_keeping: The largest that ``bytes + away`` has been.
+    workspaces of cuDNN and oneDNN. ``known`` tensors exist before, and are not counted.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
-        self.bytes = self.peak = self.away = self.peak_keeping = 0
+        self.bytes = self.peak = 0  # that are held now, and at most
+        # What the user of this object has freed and ``peak_keeping`` shall still count.
+        self.away = self.peak_keeping = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator and count the tensors that it returns."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):

@@ -1,16 +1,26 @@
 """The readings of a run's meters: what is measured between two of them, and what a reading holds.
 
 Between readings nothing waits for the device. A reading waits for it, and is a collective.
+
+It also names ranks that hold the others up. In data-parallel training every step takes as long as
+the slowest rank. A rank's *own work* is the time of its steps without its wait for the all-reduce.
+A rank that is slower than all others hardly waits, and the others wait for it. Where a link is
+slow, all of them wait.
 """
 
 from __future__ import annotations
 
 import resource
+import socket
+import statistics
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
-from ....lars import Schedule
+from ....comm import ranks_named
+from ....lars import GradientNoise, Schedule
 from ....pipeline import Loader
 from ...ranks import Job
 from ..evaluate import Meter
@@ -18,28 +28,21 @@ from ..folder.metrics import SkippedImages
 from ..step import TrainingStep
 from ..timeline import Timeline
 from .clocks import RunClock
-from .noise import NoiseMeter
-from .stragglers import StragglerReport
 
 #: The metrics of :class:`Usage`, in their order.
 NAMES = ("memory_bytes", "gpu_utilisation", "gpu_power_watts")
 _UNKNOWN = -1.0
 
+#: Share of the time of a step by which ranks must be slower than all others to be named.
+SHARE = 0.2
+#: A warning is given once it held for this many readings in a row, and for this many seconds.
+READINGS, SECONDS = 3, 3.0
+
 
 class Readings:
     """Measures the training steps of a run, and reads what was measured.
 
-    Args:
-        loader: Loader of the training images.
-        timeline: Steps and images of the whole run.
-        schedule: The learning rate of each step.
-        step: Takes its steps.
-        job: The ranks.
-        clock: Measures how long training took.
-        skipped: The images that could not be used.
-        noise: Measures the gradient noise scale, if the recipe asks for it.
-        warn: Shows a warning on rank 0.
-        sums: What :meth:`state_dict` returned in the run that this one goes on from.
+    ``sums`` is what :meth:`state_dict` returned in the run that this one goes on from.
 
     Attributes:
         meter: Sums of loss and accuracy since the last reading.
@@ -55,7 +58,7 @@ class Readings:
         job: Job,
         clock: RunClock,
         skipped: SkippedImages,
-        noise: NoiseMeter | None,
+        noise: GradientNoise | None,
         warn: Callable[[str], None],
         sums: list[list[float]] | None = None,
     ) -> None:
@@ -124,14 +127,14 @@ class Readings:
             "wait_seconds": sum(waits),
             "seconds": seconds,
             **self._phases.read(),
-            **metrics_of(used),
+            **{name: n for name, n in zip(NAMES, used, strict=True) if n != _UNKNOWN},
         }
         self._images_before = 0
         if "all_reduce_seconds" in values:
             all_reduce = values["all_reduce_seconds"]
             values |= self.stragglers.read(own, sum(self._waits), all_reduce, self.steps)
-        if self._noise:
-            values |= self._noise.values()
+        if self._noise and (noise := self._noise.estimate()).steps + noise.left_out:
+            values |= {"noise_scale": noise.noise_scale, "noise_scale_error": noise.standard_error}
         if self._timeline.changes_batch:
             values["batch_size"] = self._timeline.batch_size(step - 1)
         if self._precision.scales:
@@ -146,12 +149,9 @@ class Readings:
 class Usage:
     """Reads what this process uses of its device, without waiting for it.
 
-    Utilisation and power are read by torch's own functions, which find the GPU by
-    CUDA_VISIBLE_DEVICES and ask NVIDIA's management library. They need the package
-    ``nvidia-ml-py``; without it, or where the driver does not tell, they are left out.
-
-    Args:
-        device: The device.
+    Utilisation and power are read by torch's own functions, which ask NVIDIA's management library
+    by the package ``nvidia-ml-py``; without it, or where the driver does not tell, they are left
+    out.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -185,10 +185,99 @@ class Usage:
             return _UNKNOWN
 
 
-def metrics_of(largest: Sequence[float]) -> dict[str, float]:
-    """Return the metrics of a reading.
+# --- ranks that hold the others up -----------------------------------------------------------
 
-    Args:
-        largest: Of each number of :meth:`Usage.read`, the largest on any rank.
+
+class RankTimes(NamedTuple):
+    """Seconds of a rank in some steps."""
+
+    total: float  # without evaluations and checkpoints
+    input: float  # it waited for its data
+    wait: float  # it waited for the all-reduce, after its own backward pass
+
+    @property
+    def own(self) -> float:
+        """Time of its own work, with the wait for data."""
+        return self.total - self.wait
+
+
+class Slow(NamedTuple):
+    """Ranks that are slower than all others."""
+
+    ranks: tuple[int, ...]
+    own: float  # seconds of own work of the fastest of them
+    others: float  # seconds of own work of the slowest of the other ranks
+    share: float  # of the total time: what the others could save
+    by_input: bool  # whether most of the difference is waiting for data
+
+
+def slow_ranks(times: Sequence[RankTimes]) -> Slow | None:
+    """Return the ranks that hold the others up; None if there are none, or it cannot be said.
+
+    They stand apart by the largest gap in own work between any two ranks that are next to each
+    other in order of it. Only few can hold the others up: one of two or three, a quarter of more.
     """
-    return {name: n for name, n in zip(NAMES, largest, strict=True) if n != _UNKNOWN}
+    order = sorted(range(len(times)), key=lambda rank: times[rank].own)
+    total = max(time.total for time in times)
+    gaps = [times[b].own - times[a].own for a, b in pairwise(order)]
+    if not gaps or total <= 0 or max(gaps) <= SHARE * total:
+        return None
+    split = gaps.index(max(gaps)) + 1
+    fast, slow = order[:split], order[split:]
+    if len(slow) > max(1, len(times) // 4):
+        return None
+    waited = [statistics.median(times[rank].input for rank in ranks) for ranks in (slow, fast)]
+    own, others = times[order[split]].own, times[order[split - 1]].own
+    by_input = waited[0] - waited[1] > max(gaps) / 2
+    return Slow(tuple(sorted(slow)), own, others, max(gaps) / total, by_input)
+
+
+class StragglerReport:
+    """Gathers the times of all ranks at each reading of the meters, and warns of what is slow.
+
+    ``slow`` are the ranks that hold the others up as far as the user knows, in short; else empty.
+    """
+
+    def __init__(self, job: Job, warn: Callable[[str], None]) -> None:
+        self._job, self._warn, self.slow = job, warn, ""
+        self._found, self._lasted = "", [0.0]  # by the last readings, and their seconds
+        self._is_first = True
+
+    def read(self, total: float, waited: float, all_reduce: float, steps: int) -> dict[str, float]:
+        """Return the metrics of the steps since the last reading; a collective.
+
+        All ranks decide on the same numbers, and so take the same branches. ``total`` is the
+        seconds of this rank's steps, of which it ``waited`` for its data and for the all-reduce.
+        """
+        times = [RankTimes(*numbers) for numbers in self._job.all_gather(total, waited, all_reduce)]
+        if not self._is_first:  # in which libraries choose kernels, and compile
+            self._look(times, steps)
+        self._is_first = False
+        order = sorted(range(len(times)), key=lambda rank: times[rank].own)
+        waits = [time.wait for time in times]
+        return {
+            "all_reduce_wait_seconds": statistics.median(waits),
+            "least_all_reduce_wait_seconds": min(waits),
+            "slowest_rank": order[-1],
+            "slowest_rank_seconds": times[order[-1]].own - times[order[-2]].own,
+        }
+
+    def _look(self, times: list[RankTimes], steps: int) -> None:
+        slow = slow_ranks(times)
+        name = ranks_named(slow.ranks) if slow else ""
+        total = max(time.total for time in times)
+        self._lasted = [*(self._lasted if name == self._found else []), total]
+        self._found = name
+        if len(self._lasted) < READINGS or sum(self._lasted) < SECONDS or name == self.slow:
+            return
+        if slow:
+            hosts = self._job.gather(socket.gethostname())
+            self._warn(
+                f"the other ranks wait for {name} ({', '.join({hosts[r]: 0 for r in slow.ranks})}) "
+                f"for {slow.share:.0%} of each step: {slow.own / steps:.3g} s of own work against "
+                f"{slow.others / steps:.3g} s, the difference in "
+                f"{'waiting for data' if slow.by_input else 'computing'}"
+            )
+        else:
+            self._warn(f"the other ranks no longer wait for {self.slow}")
+        self.slow = name

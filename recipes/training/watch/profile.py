@@ -25,11 +25,7 @@ _ROWS = 100
 
 
 def check_profile(wanted: Profile, last_step: int, world_size: int) -> None:
-    """Check that a run makes the steps to record, and has the ranks that are to record.
-
-    Raises:
-        RecipeError: It ends before the last of the steps, or a rank does not exist.
-    """
+    """Raise RecipeError if a run ends before the last step to record, or lacks a rank."""
     if wanted.first_and_last and wanted.first_and_last[1] > last_step:
         raise RecipeError(
             f"profile.steps: {wanted.steps} goes beyond the end of the run, step {last_step}; "

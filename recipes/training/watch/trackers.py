@@ -32,18 +32,11 @@ from ..folder.metrics import AppendedFile
 
 
 class Tracker(Callback):
-    """A callback on a package that is needed only if a recipe names the tracker.
+    """A callback on a package that is needed only if a recipe names the tracker."""
 
-    Attributes:
-        package: Name under which the package is imported.
-        extra: Extra of largebatch that installs it.
-        id: The tracker's own id of the run, if it has any. Checkpoints keep it, so that a resumed
-            run continues under it.
-    """
-
-    package: str
-    extra: str
-    id: str | None = None
+    package: str  # the name under which it is imported
+    extra: str  # of largebatch, that installs it
+    id: str | None = None  # the tracker's own, if any, under which a resumed run continues
 
     def check(self, recipe: Any, run_dir: Path, job: Job) -> None:
         if job.is_main and importlib.util.find_spec(self.package) is None:

@@ -4,8 +4,7 @@ import json
 import random
 
 from largebatch.recipes.schema.load import dump, load
-from largebatch.recipes.training.schedule import learning_rates
-from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.timeline import learning_rates, timeline_of
 
 IMAGES = 1437
 #: Shares of the time of a line of :func:`with_phases`, in percent.

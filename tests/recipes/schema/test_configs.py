@@ -16,8 +16,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build
 from largebatch.recipes.training.folder.place import run_place
-from largebatch.recipes.training.schedule import learning_rates
-from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.timeline import learning_rates, timeline_of
 from largebatch.recipes.training.trainer import Trainer
 
 IMAGES = 1_281_167

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from largebatch.recipes.errors import RecipeError, TrainingError
+from largebatch.recipes.schema.dotted_path import resolve
 from largebatch.recipes.train import main
 from largebatch.recipes.training.callbacks import CallbackError
 from largebatch.recipes.training.folder.metrics import read_metrics
@@ -55,17 +56,12 @@ def test_hooks_are_called_in_order_and_state_is_restored(photos, tmp_path, seen)
 
 def test_arguments_are_passed_and_the_same_callback_may_be_there_twice(photos, tmp_path):
     entries = f"[{WATCHERS}:Recorder, {{name: '{WATCHERS}:Recorder', args: {{tag: x}}}}]"
-    trainer = make(photos, tmp_path, f"callbacks={entries}")
-    found = trainer.callbacks._callbacks
+    callbacks = make(photos, tmp_path, f"callbacks={entries}").callbacks
+    found = callbacks._callbacks
     assert [found[f"{WATCHERS}:Recorder{n}"].tag for n in ("", "#2")] == ["seen", "x"]
-
-
-def test_hooks_that_are_not_overridden_are_not_called(photos, tmp_path):
-    """The default recipe calls none in a step."""
-    callbacks = make(photos, tmp_path).callbacks
-    assert [*callbacks._callbacks] == ["metrics", "tensorboard"]
-    for hook in ("on_step_begin", "on_step_end"):
-        assert callbacks._hooks[hook] == []
+    # Hooks that are not overridden are not called: our own do nothing in a step.
+    assert [*found][:2] == ["metrics", "tensorboard"]
+    assert len(callbacks._hooks["on_step_begin"]) == len(callbacks._hooks["on_step_end"]) == 2
 
 
 def watch_on_ranks(root, folder):
@@ -129,27 +125,21 @@ def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
         ("callbacks=[mine]", "callbacks.0.name: 'mine' is not a dotted path; valid: such as"),
         ("callbacks=[{name: a:b, arg: {}}]", "did you mean 'callbacks.0.args'? Valid: name, args"),
         ("callbacks=[nowhere:Mine]", "callbacks: no module 'nowhere' for nowhere:Mine; valid: a"),
-        (
-            f"callbacks=[{WATCHERS}:Recoder]",
-            f"callbacks: {WATCHERS} has no 'Recoder'; did you mean 'Recorder'? Valid: a class",
-        ),
+        (f"callbacks=[{WATCHERS}:Recoder]", "has no 'Recoder'; did you mean 'Recorder'? Valid: a"),
         (f"callbacks=[{WATCHERS}:SEEN]", f"callbacks: {WATCHERS}:SEEN is of type list; valid: a"),
         (f"callbacks=[{WATCHERS}:not_a_callback]", "makes a object; valid: a subclass of"),
         (f"callbacks=[{WATCHERS}:Fails]", "does not take {}: TypeError: Fails.__init__() missing"),
         ("track=[tensorbord]", "track.0: input should be 'tensorboard', 'wandb' or 'mlflow', not"),
         ("track=[wandb,wandb]", "track: wandb, wandb repeats a name; valid: each once"),
-        ("model.name=nowhere:net", "model.name: no module 'nowhere' for nowhere:net; valid: a mod"),
         ("model.name=a b:net", "model.name: 'a b:net' is not a dotted path; valid: such as mypkg."),
         ("model.name=json:dumps", "model.args: json:dumps does not take {}: TypeError"),
         ("model.name=builtins:dict", "model.name: builtins:dict makes a dict; valid: a factory"),
-        ("optimizer.name=nowhere:Mine", "optimizer.name: no module 'nowhere' for nowhere:Mine"),
         ("optimizer.name=torch.optim:AdamX", "torch.optim has no 'AdamX'; did you mean 'Adam'?"),
     ],
 )
 def test_a_bad_path_is_one_line_and_exit_code_2(photos, tmp_path, capsys, override, message):
-    keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path / 'run'}", override]
     with pytest.raises(SystemExit) as ended:
-        main(["digits", *keys])
+        main(["digits", *BASE, f"data.path={photos}", f"run_dir={tmp_path / 'run'}", override])
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -217,21 +207,17 @@ def test_a_package_of_the_user_gives_the_model_the_optimizer_and_a_callback(phot
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [2, 2]
 
 
-def test_a_module_that_cannot_be_imported_says_why(photos, tmp_path, monkeypatch):
+def test_modules_of_the_current_folder_are_found_and_say_why_they_cannot_be_imported(
+    photos, tmp_path, monkeypatch
+):
+    (tmp_path / "here_of_user.py").write_text("def make(): return 7\n")
     (tmp_path / "broken_of_user.py").write_text("import no_such_dependency\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    assert resolve("here_of_user:make", "model.name")() == 7
     with pytest.raises(RecipeError) as caught:
         make(photos, tmp_path / "run", "callbacks=[broken_of_user:Mine]")
     assert str(caught.value) == (
         "callbacks: broken_of_user cannot be imported: ModuleNotFoundError: No module named "
         "'no_such_dependency'; valid: a module that Python can import"
     )
-
-
-def test_the_current_folder_is_searched_as_by_python_m(tmp_path, monkeypatch):
-    from largebatch.recipes.schema.dotted_path import resolve
-
-    (tmp_path / "here_of_user.py").write_text("def make(): return 7\n")
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.chdir(tmp_path)
-    assert resolve("here_of_user:make", "model.name")() == 7

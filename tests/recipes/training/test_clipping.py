@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.ranks import Job
 from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
-from tests.recipes.runs import make, train
+from tests.recipes.runs import JOB, assert_same, make, train
 
-JOB = Job(0, 1, 1, torch.device("cpu"))
 #: Without momentum and decay, a step is as long as the gradient times the rate.
 PLAIN = ["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0",
          "schedule.warmup=0", "schedule.name=constant", "schedule.end=0",
@@ -49,15 +47,13 @@ def test_a_step_of_sgd_is_as_long_as_the_key_says(photos, tmp_path, precision):
 
 @pytest.mark.slow("trains three times")
 @pytest.mark.parametrize(
-    ("name", "precision"),
-    [("lars", "fp32"), ("lars", "fp16-master"), ("sgd", "fp16-master"), ("AdamW", "bf16")],
+    ("name", "precision"), [("lars", "fp16-master"), ("sgd", "fp32"), ("AdamW", "bf16")]
 )
 def test_a_norm_that_is_never_reached_changes_nothing(photos, tmp_path, name, precision):
     keys = [f"optimizer.name={name}", f"precision={precision}", "stop_after=2", "optimizer.lr=0.01"]
     keys += ["micro_batch_size=16", "evaluate_every=null", "optimizer.weight_decay=0.01"]
     without = train(photos, tmp_path / "without", *keys)
-    clipped = train(photos, tmp_path / "clipped", *keys, "optimizer.clip_grad_norm=1e6")
-    assert all(torch.equal(clipped[key], value) for key, value in without.items())
+    assert_same(train(photos, tmp_path / "clipped", *keys, "optimizer.clip_grad_norm=1e6"), without)
     short = train(photos, tmp_path / "short", *keys, "optimizer.clip_grad_norm=0.001")
     # The trust ratio cancels the norm except where there is weight decay.
     assert not all(torch.equal(short[key], value) for key, value in without.items())
@@ -92,14 +88,14 @@ def test_norms_of_skipped_steps_are_left_out():
         assert values.get("gradient_norm", 0) == pytest.approx(expected, nan_ok=True)
 
 
-def ranks_run(root, run_dir, *keys):
+def clipped_on_ranks(root, run_dir, *keys):
     return length_of_step(make(root, run_dir, *keys))
 
 
 @pytest.mark.slow("starts two ranks")
 def test_ranks_clip_by_the_norm_of_the_reduced_gradient(photos, tmp_path):
     keys = [*PLAIN, "stop_after=1", "precision=fp16-master", "optimizer.clip_grad_norm=0.01"]
-    first, second = run_ranks(2, ranks_run, photos, tmp_path, *keys, "loss_scale=128")
+    first, second = run_ranks(2, clipped_on_ranks, photos, tmp_path, *keys, "loss_scale=128")
     assert first == second
     assert first[0] == pytest.approx(0.5 * 0.01, rel=1e-3)
     assert first[1] > 0.02

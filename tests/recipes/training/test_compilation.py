@@ -60,27 +60,20 @@ def test_a_cpu_compiles_nothing(small, tmp_path):
     assert load(str(tmp_path / "recipe.yaml")).recipe.compile is False
 
 
-def test_the_length_of_the_run_decides_and_not_that_of_its_part(compiles, tmp_path, monkeypatch):
-    keys = ["epochs=100", "stop_after=1"]  # of 400 steps in 3 micro-batches
-    for least, compiled in ((1200, "default"), (1201, False)):
-        monkeypatch.setattr(device, "LEAST_PASSES", least)
-        assert small_trainer(tmp_path, *keys).context.recipe.compile == compiled
-
-
 @pytest.mark.parametrize("first", ["default", False])
-def test_a_resumed_run_is_compiled_if_its_first_part_was(compiles, tmp_path, monkeypatch, first):
-    if not first:
-        monkeypatch.setattr(device, "LEAST_PASSES", 10**9)
+def test_the_length_of_the_whole_run_decides_and_a_part_follows_its_first(
+    compiles, tmp_path, monkeypatch, first
+):
+    # Of 8 steps in 3 micro-batches.
+    monkeypatch.setattr(device, "LEAST_PASSES", 24 if first else 25)
     small_trainer(tmp_path, "stop_after=3").run()
     assert load(str(tmp_path / "recipe.yaml")).recipe.compile == first
     state = json.loads(next(tmp_path.glob("checkpoints/*/state.json")).read_text())
     assert state["recipe"]["compile"] == first
     monkeypatch.setattr(device, "LEAST_PASSES", 10**9 if first else 0)
-    again = small_trainer(tmp_path, "resume=true")
-    assert again.context.recipe.compile == first
-    assert small_trainer(
-        tmp_path, "resume=true", "compile=max-autotune"
-    ).context.recipe.compile == ("max-autotune")
+    for key, found in (("compile=auto", first), ("compile=max-autotune", "max-autotune")):
+        again = small_trainer(tmp_path, "resume=true", key)
+        assert again.context.recipe.compile == found
 
 
 def test_batch_norm_that_communicates_is_not_compiled(compiles, tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
-from tests.recipes.training.test_precision import Small
+from tests.recipes.training.small import Small
 
 pytestmark = pytest.mark.slow("compiles a small network on two ranks")
 

@@ -6,58 +6,44 @@ from unittest import mock
 import pytest
 import torch
 
-from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build, data
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.device import DeviceSettings, device_settings
 from largebatch.recipes.training.trainer import Trainer
-from tests.recipes.runs import (
-    BASE,
-    JOB,
-    assert_same,
-    largest_difference,
-    make,
-    train,
-    weights,
-)
+from tests.recipes.runs import BASE, JOB, assert_same, largest_difference, make, train, weights
 
 CUDA, CPU = torch.device("cuda", 1), torch.device("cpu")
 BACKENDS = torch.backends
 
 
 def settings(device, *overrides):
-    recipe = load("digits", overrides).recipe
-    return device_settings(device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32)
+    return device_settings(load("digits", overrides).recipe, device)
 
 
-def test_auto_is_what_suits_the_device():
-    assert settings(CUDA) == DeviceSettings(channels_last=True, cudnn_benchmark=True, tf32=True)
-    assert settings(CPU) == DeviceSettings(channels_last=False, cudnn_benchmark=None, tf32=None)
+KEYS = ("channels_last", "cudnn_benchmark", "tf32")
+ON = "channels-last memory format, cuDNN benchmark on, TF32 on"
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_each_setting_follows_its_key(on):
-    keys = ("channels_last", "cudnn_benchmark", "tf32")
-    for key in keys:
-        found = settings(CUDA, f"{key}={str(on).lower()}")
-        assert {k: getattr(found, k) for k in keys} == dict.fromkeys(keys, True) | {key: on}
-    assert settings(CPU, f"channels_last={str(on).lower()}").channels_last is on
-    assert settings(CPU, "cudnn_benchmark=true", "tf32=true") == settings(CPU)
-
-
-def test_the_settings_are_told():
-    assert settings(CUDA).in_words() == "channels-last memory format, cuDNN benchmark on, TF32 on"
-    off = settings(CUDA, "channels_last=false", "cudnn_benchmark=false", "tf32=false")
-    assert off.in_words() == "contiguous memory format, cuDNN benchmark off, TF32 off"
-    assert settings(CPU).in_words() == ""
-    assert settings(CPU, "channels_last=true").in_words() == "channels-last memory format"
-
-
-@pytest.mark.parametrize("key", ["channels_last", "cudnn_benchmark"])
-def test_a_value_that_is_no_switch_is_refused(key):
-    with pytest.raises(RecipeError, match=rf"^recipe digits: {key}: must be auto, true or false$"):
-        load("digits", [f"{key}=maybe"])
+@pytest.mark.parametrize(
+    ("device", "keys", "found", "words"),
+    [
+        (CUDA, {}, (True, True, True), ON),
+        (CUDA, dict.fromkeys(KEYS, "true"), (True, True, True), ON),
+        (CUDA, {"tf32": "false"}, (True, True, False), ON[:-2] + "off"),
+        (
+            *(CUDA, dict.fromkeys(KEYS, "false"), (False, False, False)),
+            "contiguous memory format, cuDNN benchmark off, TF32 off",
+        ),
+        (CPU, {}, (False, None, None), ""),
+        (CPU, dict.fromkeys(KEYS, "true"), (True, None, None), "channels-last memory format"),
+        (CPU, {"channels_last": "false"}, (False, None, None), ""),
+    ],
+    ids=str,
+)
+def test_settings_follow_keys_and_device(device, keys, found, words):
+    ours = settings(device, *(f"{key}={value}" for key, value in keys.items()))
+    assert (ours, ours.in_words()) == (DeviceSettings(*found), words)
 
 
 def flags():
@@ -80,31 +66,27 @@ def flags():
     )
 
 
-def nothing():
-    pass
-
-
-def the_old_flags():
-    torch.set_float32_matmul_precision("medium")
-    BACKENDS.cudnn.allow_tf32 = False
-    BACKENDS.cudnn.benchmark = True
-
-
-def the_new_flags():
-    BACKENDS.cuda.matmul.fp32_precision = "tf32"
-    BACKENDS.cudnn.conv.fp32_precision = "ieee"
-
-
-def the_new_flag_of_everything():
-    BACKENDS.fp32_precision = "tf32"
-
-
 def put_defaults():
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cudnn.allow_tf32 = True
     BACKENDS.fp32_precision = BACKENDS.cuda.matmul.fp32_precision = "none"
     BACKENDS.mkldnn.matmul.fp32_precision = "none"
     BACKENDS.cudnn.benchmark = False
+
+
+def old_flags():
+    torch.set_float32_matmul_precision("medium")
+    BACKENDS.cudnn.allow_tf32 = False
+    BACKENDS.cudnn.benchmark = True
+
+
+def new_flags():
+    BACKENDS.cuda.matmul.fp32_precision = "tf32"
+    BACKENDS.cudnn.conv.fp32_precision = "ieee"
+
+
+def new_flag_of_everything():
+    BACKENDS.fp32_precision = "tf32"
 
 
 @pytest.fixture
@@ -117,9 +99,7 @@ def defaults():
     assert flags() == before
 
 
-@pytest.mark.parametrize(
-    "caller", [nothing, the_old_flags, the_new_flags, the_new_flag_of_everything]
-)
+@pytest.mark.parametrize("caller", [put_defaults, old_flags, new_flags, new_flag_of_everything])
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.usefixtures("defaults")
 def test_flags_are_set_and_put_back_whatever_the_caller_has_set(caller, on):
@@ -131,8 +111,7 @@ def test_flags_are_set_and_put_back_whatever_the_caller_has_set(caller, on):
         assert new == {"tf32" if on else "ieee"}
         # The old flags can be read, as torch.compile does, and agree.
         assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
-        assert BACKENDS.cuda.matmul.allow_tf32 is on
-        assert BACKENDS.cudnn.allow_tf32 is on
+        assert BACKENDS.cuda.matmul.allow_tf32 is BACKENDS.cudnn.allow_tf32 is on
         inner = flags()
         with DeviceSettings(True, None, None).applied():  # which changes nothing
             assert flags() == inner
@@ -202,7 +181,7 @@ def test_auto_precision_is_timed_on_images_in_the_form_of_training(photos, tmp_p
     assert f", {on_cuda.in_words()}\n" in capsys.readouterr().out
 
 
-@pytest.mark.slow("trains five times")
+@pytest.mark.slow("trains four times")
 def test_weights_do_not_depend_on_the_memory_format(photos, tmp_path):
     """Checkpoints, exported weights and their average serve runs in the other format."""
     keys = ["evaluate_every=null", "track=[]", "ema.decay=0.5", "optimizer.lr=0.1"]
@@ -213,22 +192,15 @@ def test_weights_do_not_depend_on_the_memory_format(photos, tmp_path):
     start = weights(trainer)
     trainer.run()
     train(photos, tmp_path / "plain", *keys, plain, "stop_after=2")
-    exported = {}
-    for name in ("weights.pt", "weights_ema.pt"):
+    for name in ("weights_ema.pt", "weights.pt"):
         ours, theirs = (torch.load(tmp_path / run / name) for run in ("last", "plain"))
-        assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
         assert all(value.is_contiguous() for value in ours.values())
-        moved = largest_difference(ours, start)
-        assert largest_difference(ours, theirs) < 1e-3 * moved
-        exported[name] = ours
-    # Training continues from the checkpoint in either format.
-    checkpoint = tmp_path / "last" / "checkpoints" / "step-00000002"
-    ends = [
-        train(photos, tmp_path / key, *keys, key, f"resume={checkpoint}", "stop_after=4")
-        for key in (last, plain)
-    ]
-    assert largest_difference(*ends) < 1e-3 * largest_difference(ends[0], start)
-    # And starts from the exported weights.
+        assert largest_difference(ours, theirs) < 1e-3 * largest_difference(ours, start)
+    # Training continues from the checkpoint in either format, and starts from exported weights.
+    ends = []
     for key in (last, plain):
+        more = f"resume={tmp_path}/last/checkpoints/step-00000002", "stop_after=3"
+        ends.append(train(photos, tmp_path / key, *keys, key, *more))
         fresh = make(photos, tmp_path / f"init-{key}", key, f"init.from={tmp_path}/last/weights.pt")
-        assert_same(weights(fresh), exported["weights.pt"])
+        assert_same(weights(fresh), ours)
+    assert largest_difference(*ends) < 1e-3 * largest_difference(ends[0], start)

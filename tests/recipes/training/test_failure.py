@@ -17,10 +17,10 @@ import faulthandler, os, sys, traceback
 from functools import partial
 from pathlib import Path
 from largebatch.recipes.train import main
-from largebatch.recipes.training.watch import failures
+from largebatch.recipes.training import stopping
 
 faulthandler.dump_traceback_later(200, file=open(f"stacks-{os.getpid()}", "w"))
-failures.StallWatch = partial(failures.StallWatch, floor_seconds=4, grace_seconds=6)
+stopping.StallWatch = partial(stopping.StallWatch, floor_seconds=4, grace_seconds=6)
 Path("pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
 try:
     main(sys.argv[1:])

@@ -4,11 +4,9 @@ import random
 import shutil
 
 import pytest
-import timm
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import nn
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.build import build_model
@@ -20,7 +18,7 @@ from tests.recipes.runs import assert_same, make, train, weights
 
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
-NARROW = {"channels": [8, 16, 16, 16]}
+NARROW, FULL = {"channels": [8, 16, 16, 16]}, {"channels": [64, 128, 256, 512]}
 
 
 def built(name="resnet18", classes=10, *, zero=True, seed=1, **args):
@@ -110,18 +108,6 @@ def test_a_classifier_for_other_classes_keeps_its_new_weights(file, tmp_path, cl
         assert torch.equal(state[name], wanted), name
 
 
-def test_alexnets_classifier_is_its_last_layer(tmp_path):
-    recipe = Model(name="alexnet_bn", args={"img_size": 67}, zero_init_last_norm=False)
-
-    def alexnet(classes):
-        return build_model(recipe, classes)
-
-    path = as_file(alexnet(3).state_dict(), tmp_path / "a.pth")
-    assert start_from(str(path), alexnet(4), "alexnet_bn").endswith(
-        ", classifier newly initialized"
-    )
-
-
 def compare(shallow, deep):
     """Check that two models are the same function in eval and train mode, statistics included."""
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(4))
@@ -141,9 +127,9 @@ def compare(shallow, deep):
         # with a first block that has a downsample path, and without (resnet18's first stage)
         (("resnet18", {}), ("resnet34", {}), 8),
         (("resnet26", {}), ("resnet50", {}), 8),
-        (("resnet26", {"layers": [1, 1, 1, 1]}), ("resnet50", {"layers": [2, 1, 3, 1]}), 3),
+        (("resnet26d", {"layers": [1, 1, 1, 1]}), ("resnet50d", {"layers": [2, 1, 3, 1]}), 3),
         (("seresnet18", {}), ("seresnet34", {}), 8),
-        (("resnet26d", {}), ("resnet101d", {}), 25),
+        (("resnet18", FULL), ("resnet34", FULL), 8),
     ],
 )
 @pytest.mark.parametrize("zero", [True, False])
@@ -165,16 +151,6 @@ def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blo
     assert all(gamma.grad.any() for gamma in gammas)
 
 
-def test_models_of_full_width_start_as_the_same_function(tmp_path):
-    small = stirred(timm.create_model("resnet18", num_classes=10))
-    path = as_file(small.state_dict(), tmp_path / "small.pth")
-    large = timm.create_model("resnet34", num_classes=10)
-    assert start_from(str(path), large, "resnet34") == (
-        f"weights from {path}: 122 tensors copied, 8 new blocks start as identity"
-    )
-    compare(small, large)
-
-
 def test_loading_changes_neither_modes_nor_random_state(file):
     model = built("resnet34")
     model.layer1[1].eval()
@@ -183,59 +159,43 @@ def test_loading_changes_neither_modes_nor_random_state(file):
     start_from(str(file), model, "resnet34")
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), before)
-    fresh = built("resnet34", seed=2)
-    start_from(str(file), fresh, "resnet34")
-    statistics = {k: v for k, v in fresh.state_dict().items() if "running" in k}
-    assert torch.equal(statistics["layer1.2.bn1.running_mean"], torch.zeros(8))
 
 
-def test_a_block_whose_activation_is_not_a_relu_is_refused(tmp_path):
-    """silu(silu(x)) is not silu(x)."""
-    small = built(act_layer="silu")
-    path = as_file(small.state_dict(), tmp_path / "small.pth")
-    with pytest.raises(RecipeError, match=r"new block layer1.2 would not start as the identity"):
-        start_from(str(path), built("resnet34", act_layer="silu"), "resnet34")
+SILU = {"act_layer": "silu"}  # silu(silu(x)) is not silu(x)
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("ours", "theirs", "left_out", "message"),
     [
+        ({"layers": [1, 2, 2, 2]}, {}, "-", "has layer1.1.conv1.weight, which is not part of X"),
         (
-            ("resnet18", {"layers": [1, 2, 2, 2]}),
-            "has layer1.1.conv1.weight, which is not part of X",
+            {"name": "resnet26"},
+            {},
+            "-",
+            "has layer1.0.conv1.weight of shape 8x64x3x3, where X has ",
         ),
-        (("resnet26", {}), "has layer1.0.conv1.weight of shape 8x64x3x3, where X has 8x64x1x1"),
+        ({"channels": [4, 16, 16, 16]}, {}, "-", "has layer1.0.conv1.weight of shape 8x64x3x3"),
+        ({"name": "resnet18d"}, {}, "-", "has conv1.weight, which is not part of X"),
+        ({"name": "seresnet34"}, {}, "-", "has no layer1.0.se.fc1.weight, which X needs"),
+        ({"name": "resnet34"}, {}, "layer4.", "has no layer4.0.conv1.weight, which X needs"),
+        ({"name": "resnet34"}, {}, "layer3.0.", "has no layer3.0.conv1.weight, which X needs"),
         (
-            ("resnet18", {"channels": [4, 16, 16, 16]}),
-            "has layer1.0.conv1.weight of shape 8x64x3x3",
+            *({"name": "resnet34", **SILU}, SILU, "-"),
+            "the new block layer1.2 would not start as the identity",
         ),
-        (("resnet18d", {}), "has conv1.weight, which is not part of X"),
-        (("seresnet34", {}), "has no layer1.0.se.fc1.weight, which X needs"),
     ],
 )
-def test_weights_of_another_model_are_refused_by_their_first_tensor(file, model, message):
-    name, args = model
-    other = built(name, **args)
-    before = weights_of(other)
+def test_weights_of_another_model_are_refused_by_their_first_tensor(
+    tmp_path, ours, theirs, left_out, message
+):
+    content = stirred(built(**theirs)).state_dict()
+    content = {k: v for k, v in content.items() if not k.startswith(left_out)}
+    path = as_file(content, tmp_path / "theirs.pth")
     with pytest.raises(RecipeError) as error:
-        start_from(str(file), other, "X")
-    assert f"init.from: {file} " in str(error.value)
-    assert str(error.value).endswith("valid: weights of X, or of a shallower model of its family")
+        start_from(str(path), built(**ours), "X")
+    assert str(error.value).startswith("init.from: ")
     assert message in str(error.value)
-    assert_same(weights_of(other), before)
-
-
-def weights_of(model):
-    return {k: v.clone() for k, v in model.state_dict().items()}
-
-
-def test_a_file_without_a_stage_or_its_first_block_is_refused(file, tmp_path):
-    content = torch.load(file)
-    for prefix in ("layer4.", "layer3.0."):
-        left = {k: v for k, v in content.items() if not k.startswith(prefix)}
-        path = as_file(left, tmp_path / "part.pth")
-        with pytest.raises(RecipeError, match=rf"has no {prefix}.*conv1.weight, which X needs"):
-            start_from(str(path), built("resnet34"), "X")
+    assert "; valid: " in str(error.value)
 
 
 class Other:
@@ -246,39 +206,28 @@ class Other:
     ("content", "message"),
     [
         (None, "no file or folder "),
+        ("folder", "holds no weights; valid: "),
         (b"", "cannot be read as weights: EOFError"),
         (b"PK\x03\x04 no zip", "is damaged: its records cannot be read"),
         ([1, 2], "cannot be read as weights: AttributeError"),
         ({"epoch": 3, "net": {}}, "its 'epoch' is a int, not a dense tensor"),
         ({"a": Other()}, "cannot be read as weights: RuntimeError: weights_only=True blocked"),
-        (nn.Linear(2, 2), "cannot be read as weights: RuntimeError: weights_only=True blocked"),
         ({}, "has no conv1.weight, which X needs"),
     ],
 )
 def test_a_file_without_weights_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.pth"
-    if isinstance(content, bytes):
+    if content == "folder":
+        path.mkdir()
+    elif isinstance(content, bytes):
         path.write_bytes(content)
     elif content is not None:
         torch.save(content, path)
     with pytest.raises(RecipeError) as error:
         start_from(str(path), built(), "X")
-    assert f"init.from: {path} {message}" in str(error.value) or message in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert "valid: " in str(error.value)
-
-
-def test_damaged_files_and_folders_are_refused(file, tmp_path, photos):
-    cut = tmp_path / "cut.pth"
-    cut.write_bytes(file.read_bytes()[:20_000])
-    safe = tmp_path / "cut.safetensors"
-    save_file({"a": torch.ones(9)}, safe)
-    safe.write_bytes(safe.read_bytes()[:30])
-    for path, words in ((cut, "its records cannot be read"), (safe, "cannot be read as weights: ")):
-        with pytest.raises(RecipeError, match=words):
-            start_from(str(path), built(), "X")
-    with pytest.raises(RecipeError, match=r"init.from: the folder .* holds no weights; valid: "):
-        start_from(str(tmp_path), built(), "X")
 
 
 @pytest.fixture(scope="module")
@@ -304,15 +253,23 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
     assert_same(weights(average), torch.load(run / "weights_ema.pt"))
 
 
-def test_a_damaged_checkpoint_is_refused(run, tmp_path):
+def test_damaged_checkpoints_and_files_are_refused(run, file, tmp_path):
     checkpoint = next((run / "checkpoints").iterdir())
-    for name in ("model.pt", "rank-0.pt"):
-        damaged = tmp_path / name / checkpoint.name
-        shutil.copytree(checkpoint, damaged)
-        (damaged / name).write_bytes((damaged / name).read_bytes()[:100])
+    save_file({"a": torch.ones(9)}, tmp_path / "whole.safetensors")
+    for whole, name, words in (
+        (checkpoint, "model.pt", "is damaged: "),
+        (checkpoint, "rank-0.pt", "is damaged: "),
+        (file, "", "is damaged: its records cannot be read"),
+        (tmp_path / "whole.safetensors", "", "cannot be read as weights: "),
+    ):
+        damaged = tmp_path / (name or "files") / whole.name
+        damaged.parent.mkdir(exist_ok=True)
+        shutil.copytree(whole, damaged) if name else shutil.copy(whole, damaged)
+        part = damaged / name
+        part.write_bytes(part.read_bytes()[:30])
         with pytest.raises(RecipeError) as error:
             start_from(str(damaged), built(), "X")
-        assert f"init.from: {damaged} is damaged: " in str(error.value)
+        assert f"init.from: {damaged} {words}" in str(error.value)
         assert "\n" not in str(error.value)
 
 

@@ -6,11 +6,9 @@ import torch
 from largebatch.pipeline import DataError, Loader
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.airbench import Airbench
-from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import build, initial_weights
-from largebatch.recipes.training.folder.place import run_place
+from largebatch.recipes.training import initial_weights
 from tests.ranks import run_ranks
-from tests.recipes.runs import BASE, JOB, make, train, weights
+from tests.recipes.runs import make, train, weights
 
 AIRBENCH = [
     "model.name=airbench",
@@ -61,21 +59,6 @@ def evaluated(source, trainer):
     return Loader(source, loader.transform, batch_size=8, training=False, backend=loader.backend)
 
 
-def test_ranks_with_another_number_of_images_are_refused(photos, tmp_path):
-    facts = [
-        build.prepare(loaded, JOB, run_place(loaded, "x"))
-        for loaded in (
-            load("digits", [*BASE, f"data.path={photos}", *AIRBENCH, key])
-            for key in ("init.images=30", "init.images=31")
-        )
-    ]
-    one, other = (
-        part.facts(load("digits", [*BASE, *AIRBENCH, key]).recipe)
-        for part, key in zip(facts, ("init.images=30", "init.images=31"), strict=True)
-    )
-    assert {name for name in one if one[name] != other[name]} == {"the recipe's init"}
-
-
 def test_the_first_layer_is_not_trained_and_a_resumed_run_keeps_it(photos, tmp_path):
     keys = [*AIRBENCH, "optimizer.weight_decay=0.1"]
     before = weights(make(photos, tmp_path / "other", *keys))
@@ -87,15 +70,6 @@ def test_the_first_layer_is_not_trained_and_a_resumed_run_keeps_it(photos, tmp_p
     straight = train(photos, tmp_path / "whole", *keys)
     for name, value in straight.items():
         assert torch.equal(resumed[name], value), name
-
-
-def test_muon_trains_around_it(photos, tmp_path):
-    keys = [*AIRBENCH, "optimizer.name=muon", "optimizer.lr=0.01", "stop_after=2"]
-    before = weights(make(photos, tmp_path / "other", *keys))
-    after = train(photos, tmp_path / "run", *keys)
-    changed = {name for name in after if not torch.equal(after[name], before[name])}
-    assert "whiten.weight" not in changed
-    assert {"whiten.bias", "blocks.0.conv1.weight", "fc.weight"} <= changed
 
 
 def start_on_a_rank(photos, tmp_path):
@@ -119,21 +93,15 @@ def test_synthetic_images_serve_too(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            [*AIRBENCH, "init.images=null"],
-            "init.images: airbench sets weights from training images; v",
-        ),
-        ([*AIRBENCH, "init.images=53"], "init.images: 53 of 53 training images; valid: below 53"),
-        (
-            ["init.images=40"],
-            "init.images: test_resnet has no method init_from_images; valid: null, or a model",
-        ),
-        (["init.images=4", "init.from=x"], "init.images: init.from has all weights already; vali"),
-        (["init.images=0"], "init.images: "),
+        ([*AIRBENCH, "init.images=null"], "airbench sets weights from training images; valid: a"),
+        ([*AIRBENCH, "init.images=53"], "53 of 53 training images; valid: below 53"),
+        (["init.images=40"], "test_resnet has no method init_from_images; valid: null, or a model"),
+        (["init.images=4", "init.from=x"], "init.from has all weights already; vali"),
+        (["init.images=0"], ""),
     ],
 )
 def test_a_model_and_its_images_must_fit(photos, tmp_path, keys, message):
     with pytest.raises((RecipeError, DataError)) as error:
         make(photos, tmp_path / "run", *keys)
-    assert message in str(error.value)
+    assert f"init.images: {message}" in str(error.value)
     assert not (tmp_path / "run").exists()

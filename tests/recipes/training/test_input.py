@@ -118,16 +118,11 @@ def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
     assert not trained & evaluated
     assert all("/train/" in name for name in trained | evaluated)
     trainer.run()
+    assert not (tmp_path / "run" / SKIPPED).exists()
     with pytest.raises(RecipeError, match=r"data.holdout: 53 of 53 .* valid: 1 to 52"):
         make(photos, tmp_path / "none", "data.holdout=53")
     with pytest.raises(RecipeError, match=r"data.holdout: not for synthetic images; valid: "):
         load("digits", ["data.source=synthetic", "data.holdout=20"])
-
-
-def test_no_list_is_written_without_skipped_images(photos, tmp_path):
-    train(photos, tmp_path / "run", "data.on_error=skip", "epochs=1")
-    assert not (tmp_path / "run" / SKIPPED).exists()
-    assert summary_of(tmp_path / "run")["skipped_images"] == 0
 
 
 def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
@@ -139,16 +134,6 @@ def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
     part.run()
     assert sizes[:12] == [32] * 8 + [40] * 4  # 4 micro-batches a step
     assert_same(train(photos, tmp_path / "parts", stages, "resume=true"), whole)
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp16-master", torch.float16), ("bf16", torch.float32)]
-)
-def test_images_have_the_dtype_and_memory_format_of_the_model(photos, tmp_path, precision, dtype):
-    trainer = make(photos, tmp_path / "run", f"precision={precision}", "channels_last=true")
-    images = next(iter(trainer.loader)).images
-    assert images.dtype == dtype
-    assert images.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.1])

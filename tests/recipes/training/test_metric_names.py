@@ -21,10 +21,7 @@ EVERYTHING = [
     *("stages=[{from: 1ep, batch_size: 24, lr: keep}]", "trust_ratios_every=2", "track=[]"),
 ]
 #: Names that a run on CPUs does not have.
-ELSEWHERE = {
-    *NAMES[1:],
-    "copy_seconds",
-}
+ELSEWHERE = {*NAMES[1:], "copy_seconds"}
 
 
 def documented():

@@ -13,7 +13,6 @@ CHANGING = [
     "stages=[{from: 4, batch_size: 32, lr: linear}]",
     "epochs=3",
 ]
-CONSTANT = ["schedule.name=constant", "schedule.warmup=0", "schedule.end=0", "optimizer.lr=1"]
 
 
 def test_the_corrected_dialect_takes_the_steps_of_a_rate_outside_the_buffer(photos, tmp_path):
@@ -25,13 +24,3 @@ def test_the_corrected_dialect_takes_the_steps_of_a_rate_outside_the_buffer(phot
         )
     assert largest_difference(corrected, outside) < ROUNDING
     assert largest_difference(inside, outside) > 0.1
-
-
-def test_at_a_constant_rate_there_is_nothing_to_correct(photos, tmp_path):
-    keys = [*NO_BATCH_NORM, *CONSTANT]
-    with double_precision():
-        corrected, inside = (
-            train(photos, tmp_path / dialect, *keys, f"optimizer.dialect={dialect}")
-            for dialect in ("mlperf-corrected", "mlperf")
-        )
-    assert largest_difference(corrected, inside) < ROUNDING

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.trainer import Trainer
-from largebatch.recipes.tune.trial import held_out
 from tests.conftest import write_images
 from tests.recipes.commands.test_app import run
 from tests.recipes.runs import assert_same
@@ -66,15 +64,6 @@ def test_the_guides_five_commands_lead_from_class_folders_to_an_export(
     assert (tmp_path / "exported" / "classes.txt").read_text().split() == ["ant", "bee"]
 
 
-@pytest.mark.slow("trains a small network")
-def test_class_folders_without_a_division_are_trained_on_with_a_holdout(classes, tmp_path):
-    own = trainer("folder", classes, tmp_path / "run", "data.holdout=9")
-    assert (len(own.loader.source), len(own.val_loader.source)) == (43, 9)
-    assert own.loader.source.classes == ("ant", "bee")
-    assert own.run()["step"] == 11
-    assert held_out(load("folder", [f"data.path={classes}"]).recipe) == 5
-
-
 @pytest.mark.parametrize("below", ["", "train"])
 def test_a_folder_without_images_to_evaluate_is_told_what_to_do(classes, tmp_path, below):
     (tmp_path / below).mkdir(exist_ok=True)
@@ -99,30 +88,6 @@ def test_val_alone_is_not_taken_for_a_class(classes, tmp_path):
     assert (
         f"no data folder {tmp_path}/train; valid: one folder of images per class" in result.stderr
     )
-
-
-def given_weights(path=None):
-    """Weights of test_resnet for three classes, with statistics of their own, and their file."""
-    torch.manual_seed(3)
-    model = timm.create_model("test_resnet", num_classes=3)
-    content = {name: v.clone() for name, v in model.state_dict().items()}
-    for name in content:
-        if "running" in name:
-            content[name].uniform_(1, 2)
-    if path:
-        save_file(content, path)
-    return content
-
-
-def test_fine_tuning_starts_from_the_weights_of_a_file_and_a_new_head(classes, tmp_path):
-    weights = given_weights(tmp_path / "weights.safetensors")
-    keys = [f"init.from={tmp_path}/weights.safetensors", "data.holdout=9"]
-    own = trainer("folder-finetune", classes, tmp_path / "run", *keys)
-    state = own.model.state_dict()
-    body = {name: value for name, value in weights.items() if not name.startswith("fc.")}
-    assert_same({name: state[name] for name in body}, body)  # batch norm's statistics too
-    assert state["fc.weight"].shape[0] == 2
-    assert own.context.recipe.data.mean == load("digits").recipe.data.mean  # a file tells none
 
 
 @pytest.mark.slow("trains a small network, once for each optimizer")

@@ -5,14 +5,9 @@ import shutil
 import sys
 
 import pytest
-import torch.distributed as dist
 from torch import nn
 
-from largebatch.recipes.errors import AgreedError
-from largebatch.recipes.training import build
 from largebatch.recipes.training.build import code_facts
-from tests.ranks import run_ranks
-from tests.recipes.runs import make
 
 
 def changed(recipe, before, model):
@@ -47,19 +42,3 @@ def test_the_sources_of_largebatch_and_of_dotted_paths_are_compared(tmp_path, mo
     (copy / "span.py").write_text((copy / "span.py").read_text() + "#")
     monkeypatch.setattr(importlib.import_module("largebatch.lars"), "__path__", [str(copy)])
     assert changed({}, before, nn.Linear(3, 4)) == {"the source of largebatch"}
-
-
-def start_with_other_sources(photos, folder):
-    own = build._digest
-    build._digest = lambda parts: f"{own(parts)} of rank {dist.get_rank()}"
-    with pytest.raises(AgreedError) as error:
-        make(photos, folder / "run")
-    return str(error.value)
-
-
-@pytest.mark.slow("two ranks, each a process that imports torch")
-def test_ranks_of_other_sources_do_not_train_together(photos, tmp_path):
-    one, other = run_ranks(2, start_with_other_sources, photos, tmp_path)
-    assert one == other
-    assert one.startswith("the ranks do not run the same training: the source of largebatch is ")
-    assert not (tmp_path / "run").exists()

@@ -5,8 +5,7 @@ import pytest
 from largebatch.lars import polynomial
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.schedule import learning_rates
-from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.timeline import learning_rates, timeline_of
 
 TOTAL = 90 * 100  # 100 steps per epoch
 
@@ -74,22 +73,15 @@ WRONG = {
         "schedule.warmup=91ep"
     ],
     "schedule.milestones: 30ep (3000 steps) does not come after 60ep (6000 steps)": [
-        *STEP,
-        "schedule.milestones=[60ep,30ep]",
-    ],
-    "schedule.milestones: 3000 (3000 steps) does not come after 30ep (3000 steps)": [
-        *STEP,
-        "schedule.milestones=[30ep,3000]",
+        *STEP, "schedule.milestones=[60ep,30ep]",
     ],
     "schedule.milestones: 5ep (500 steps) does not come after 5ep (500 steps)": [
-        *STEP,
-        "schedule.milestones=[5ep]",
+        *STEP, "schedule.milestones=[5ep]",
     ],
     "schedule.decay: 5ep (500 steps) from the start of the run is not longer than the warm-up": [
-        "schedule.decay=5ep",
-        "schedule.decay_from=start",
+        "schedule.decay=5ep", "schedule.decay_from=start",
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", WRONG)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.schema.load import dump, load
+from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
@@ -166,12 +166,6 @@ def split_row(line):
     return [part.strip() for part in line.rsplit(maxsplit=3)]
 
 
-def test_stages_in_a_saved_recipe_are_read_back(tmp_path):
-    recipe = load("digits", [*BASE, *RUN]).recipe
-    (tmp_path / "recipe.yaml").write_text(dump(recipe))
-    assert load(str(tmp_path / "recipe.yaml")).recipe == recipe
-
-
 def test_future_stages_may_change_on_resume_and_past_ones_may_not(photos, tmp_path, capsys):
     stopped = (*RUN, "stop_after=4")
     train(photos, tmp_path, *stopped)
@@ -184,23 +178,23 @@ def test_future_stages_may_change_on_resume_and_past_ones_may_not(photos, tmp_pa
     assert "stages is now " in capsys.readouterr().out
 
 
-WRONG = {
-    "{from: 1ep, batch_size: 512}": "stages.0.lr: needed with batch_size; valid: keep, linear",
-    "{from: 1ep, image_size: 64, lr: keep}": "stages.0.lr: only with batch_size; valid",
-    "{from: 1ep}": "stages.0.from: nothing changes there; valid: add image_size, batch_size or",
-    "{from: 0ep, image_size: 64}": "stages.0.from: must be longer than 0ep",
-    "{from: 1ep, batch_size: 512, lr: cubic}": "stages.0.lr: input should be 'keep', 'linear' or",
-    "{from: 1ep, batchsize: 512}": "unknown key 'stages.0.batchsize'; did you mean 'stages.0.batch",
-    "{image_size: 64}": "stages.0.from: missing; it has no default",
-    "{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 96, lr: keep}": "stages.1."
-    "micro_batch_size: 64 does not divide batch_size 96; valid: a divisor, such as 48",
-    "{from: 1ep, micro_batch_size: 96}": "stages.0.micro_batch_size: 96 does not divide batch_size",
-}
-
-
-@pytest.mark.parametrize("stages", WRONG)
-def test_invalid_stages_are_refused_in_one_line(stages):
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("{from: 1ep, batch_size: 512}", "0.lr: needed with batch_size; valid: keep, linear"),
+        ("{from: 1ep, image_size: 64, lr: keep}", "0.lr: only with batch_size; valid"),
+        ("{from: 1ep}", "0.from: nothing changes there; valid: add image_size, batch_size or"),
+        ("{from: 0ep, image_size: 64}", "0.from: must be longer than 0ep"),
+        ("{from: 1ep, batchsize: 512}", "0.batchsize'; did you mean 'stages.0.batch"),
+        ("{image_size: 64}", "0.from: missing; it has no default"),
+        (
+            "{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 96, lr: keep}",
+            "1.micro_batch_size: 64 does not divide batch_size 96; valid: a divisor, such as 48",
+        ),
+    ],
+)
+def test_invalid_stages_are_refused_in_one_line(stages, message):
     with pytest.raises(RecipeError) as error:
         load("digits", [f"stages=[{stages}]"])
-    assert WRONG[stages] in str(error.value)
+    assert f"stages.{message}" in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,29 +1,19 @@
 """The timeline of a run: steps, epochs and images agree, also where stages change the batch."""
 
-from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from largebatch import pipeline
 from largebatch.lars import Span
-from largebatch.pipeline import Loader, StageTimeline, Synthetic, Transform
-from largebatch.pipeline import loader as loaders
-from largebatch.pipeline import stages as stage_module
+from largebatch.pipeline import Loader, Synthetic, Transform
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.schema.sections import Stage
-from largebatch.recipes.training import timeline as timelines
-from largebatch.recipes.training.build import prepare
-from largebatch.recipes.training.folder.place import run_place
-from largebatch.recipes.training.schedule import learning_rates
-from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.timeline import learning_rates, timeline_of
 
 BASE = load("digits", ["micro_batch_size=null"]).recipe
 
@@ -88,37 +78,6 @@ def test_a_loader_outside_a_run_has_the_same_stages(drawn):
     assert bare.timeline.steps_per_epoch == found.steps_per_epoch
 
 
-@pytest.mark.parametrize("stages", [(), (stage("1ep", 32), stage("2ep", 64))])
-def test_a_run_is_laid_out_once(tmp_path, monkeypatch, stages):
-    counts = Counter()
-    for owner, name in (
-        (StageTimeline, "then"),
-        (StageTimeline, "until"),
-        (stage_module, "lay_out"),
-    ):
-        count_calls(monkeypatch, counts, owner, name)
-    monkeypatch.setattr(loaders, "lay_out", stage_module.lay_out)
-    monkeypatch.setattr(timelines, "lay_out", stage_module.lay_out)
-    keys = ["data.source=synthetic", "data.train_images=300", "data.val_images=9"]
-    keys += ["micro_batch_size=8", "batch_size=16", "epochs=3", "device=cpu"]
-    keys += ["schedule.warmup=1ep", "schedule.decay=null", f"run_dir={tmp_path}"]
-    loaded = load("digits", keys)
-    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"stages": stages}))
-    made = prepare(loaded, Job(0, 2, 2, torch.device("cpu")), run_place(loaded, "now"))
-    assert counts == Counter(lay_out=1, until=1, then=len(stages))
-    assert made.loader.timeline is made.timeline
-
-
-def count_calls(monkeypatch, counts, owner, name):
-    original = getattr(owner, name)
-
-    def counted(*arguments, **options):
-        counts[name] += 1
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, counted)
-
-
 @given(runs(), st.floats(0, 6), st.sampled_from(["ep", "dur"]), st.integers(0, 40))
 def test_a_length_is_the_number_of_steps_nearest_in_images(drawn, value, unit, after):
     images, run = drawn
@@ -157,21 +116,6 @@ def test_a_period_is_due_once_for_each_multiple(drawn, hundredths, unit):
     at = (lambda s: s) if not unit else found.position
     for step in range(1, min(found.total_steps, 60) + 1):
         assert found.due(every, step) == (at(step) // period > at(step - 1) // period)
-
-
-@given(runs())
-def test_a_stage_multiplies_the_learning_rate_by_its_rule(drawn):
-    images, run = drawn
-    found = timeline_of(run, images)
-    expected, batch = 1.0, run.batch_size
-    for phase, s, factor in zip(found.phases[1:], run.stages, found.factors[1:], strict=False):
-        expected *= (phase.batch_size / batch) ** {"keep": 0, "linear": 1, "sqrt": 0.5}[s.lr]
-        batch = phase.batch_size
-        assert factor == pytest.approx(expected)
-    assert found.factors[0] == 1
-    for step in range(min(found.total_steps, 60)):
-        phase = max(i for i, p in enumerate(found.phases) if p.start <= found.position(step))
-        assert found.factor(step) == found.factors[phase]
 
 
 def rates_of(run, images):
@@ -218,16 +162,32 @@ def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
         run = recipe(16, 4, [stage(first, 32), stage(second, 8)])
         found = timeline_of(run, 53)
         assert (found.changes, found.total_steps) == ((3, 5), 5 + 12)
-
-
-def test_stages_out_of_order_are_refused():
-    with pytest.raises(RecipeError, match=r"^stages.1.from: 10 does not come after 2ep; valid: st"):
-        timeline_of(recipe(32, 4, [stage("2ep", 8), stage("10", 16)]), 64 * 3)
-
-
-def test_a_stage_that_begins_after_the_end_changes_nothing():
-    found = timeline_of(recipe(16, 2, [stage("5ep", 32, "linear")]), 53)
+    found = timeline_of(recipe(16, 2, [stage("5ep", 32, "linear")]), 53)  # after the end
     assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "images", "message"),
+    [
+        (
+            recipe(32, 4, [stage("2ep", 8), stage("10", 16)]),
+            *(192, "stages.1.from: 10 does not come after 2ep; valid: stages in order"),
+        ),
+        (
+            *(recipe(65_536, 2.0), 53),
+            "batch_size: 65536 is too large for a run of 2 epochs of 53 training images; valid: "
+            "at most 106",
+        ),
+        (
+            *(recipe(100, 0.01), 1_000),
+            "epochs: 0.01 is less than one step; valid: at least 0.1, as an epoch is 10 steps",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_laid_out_names_the_key_at_fault(run, images, message):
+    with pytest.raises(RecipeError) as caught:
+        timeline_of(run, images)
+    assert str(caught.value) == message
 
 
 def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
@@ -238,20 +198,6 @@ def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
     # and without one, it is what a rank has of the batch
     found = timeline_of(recipe(16, 5, stages[:1]), 100)
     assert [phase.micro_batch_size for phase in found.phases] == [16, 64]
-
-
-@pytest.mark.parametrize(
-    ("images", "batch", "epochs", "message"),
-    [
-        (53, 65_536, 2.0, "batch_size: 65536 is too large for a run of 2 epochs of 53 training "),
-        (53, 65_536, 2.0, "; valid: at most 106"),
-        (1_000, 100, 0.01, "epochs: 0.01 is less than one step; valid: at least 0.1, "),
-    ],
-)
-def test_a_run_without_a_step_names_the_key_at_fault(images, batch, epochs, message):
-    with pytest.raises(RecipeError) as caught:
-        timeline_of(recipe(batch, epochs), images)
-    assert message in str(caught.value)
 
 
 @given(runs(), st.sampled_from(["1", "7", "1ep", "0.3ep", "2ep", "0.1dur", "0.001ep"]), st.data())

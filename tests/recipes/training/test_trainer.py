@@ -1,6 +1,7 @@
 """The trainer: accumulation, ranks, evaluation, and the files of a run."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,10 +9,8 @@ import torch
 import torch.distributed as dist
 
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
     NO_BATCH_NORM,
@@ -81,25 +80,36 @@ def test_trust_ratios_are_written_when_asked(photos, tmp_path):
         make(photos, tmp_path / "sgd", "optimizer.name=sgd", "trust_ratios_every=3")
 
 
-def run_with_other_data(root, other, run_dir):
-    with pytest.raises(RecipeError, match=r"training images is .* on rank 0, .* rank 1"):
-        make(other if dist.get_rank() else root, run_dir)
-    with pytest.raises(RecipeError, match=r"the recipe's epochs is 2.0 on rank 0, 3.0 on"):
-        make(root, run_dir, f"epochs={2 + dist.get_rank()}")
+def refused_on_ranks(root, other, run_dir):
+    rank = dist.get_rank()
+    messages = []
+    for data, key in (
+        (other if rank else root, "seed=0"),
+        (root, f"epochs={2 + rank}"),
+        ("nowhere" if rank else root, "seed=0"),
+        (root, "micro_batch_size=16"),
+    ):
+        with pytest.raises(RecipeError) as error:
+            make(data, run_dir, key)
+        messages.append(str(error.value))
+    return messages
 
 
-def test_ranks_with_different_recipes_or_data_are_refused(photos, tmp_path):
+def test_what_does_not_fit_one_rank_or_differs_is_refused_on_all(photos, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(photos, other)
     next((other / "train" / "ant").iterdir()).unlink()
-    run_ranks(2, run_with_other_data, photos, other, tmp_path / "run")
+    first, second = run_ranks(2, refused_on_ranks, photos, other, tmp_path / "run")
+    assert first == second
+    images, epochs, missing, batch = first
+    assert re.search(r"training images is .* on rank 0, .* rank 1", images)
+    assert "the recipe's epochs is 2.0 on rank 0, 3.0 on" in epochs
+    assert missing.startswith("rank 1: data.path: no folder nowhere")
+    assert batch == (
+        "batch_size: 16 does not divide into micro-batches of 16 on 2 ranks; "
+        "valid: a multiple of 32, such as 32, or 1 rank"
+    )
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_folder_that_cannot_be_created_is_refused(photos, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be created: Not a directory"):
-        train(photos, tmp_path / "file" / "run")
 
 
 def test_an_error_removes_the_progress_bar(photos, tmp_path, monkeypatch):
@@ -117,25 +127,13 @@ def test_the_files_of_a_finished_run(photos, tmp_path):
     trained = train(photos, tmp_path / "run")
     run_dir = tmp_path / "run"
     assert {path.name for path in run_dir.iterdir()} == {
-        "checkpoints",
-        "classes.txt",
-        "ending.json",
-        "metrics.jsonl",
-        "recipe.yaml",
-        "report.png",
-        "summary.json",
-        "tensorboard",
-        "weights.pt",
+        *("checkpoints", "classes.txt", "ending.json", "metrics.jsonl", "recipe.yaml"),
+        *("report.png", "summary.json", "tensorboard", "weights.pt"),
     }
     assert (run_dir / "classes.txt").read_text() == "ant\nbee\ncat\n"
     lines = read_metrics(run_dir)
     assert [(line["split"], line["step"]) for line in lines] == [
-        ("train", 2),
-        ("train", 4),
-        ("val", 4),
-        ("train", 6),
-        ("train", 7),
-        ("val", 7),
+        *(("train", 2), ("train", 4), ("val", 4), ("train", 6), ("train", 7), ("val", 7))
     ]
     for line in lines:
         wanted = {"split", "step", "epoch", "loss", "top1", "top5", "seconds"}
@@ -163,32 +161,6 @@ def test_training_stops_when_the_target_is_reached(photos, tmp_path, step):
     assert (tmp_path / "checkpoints" / f"step-{step:08d}").is_dir()
 
 
-def test_the_flagship_takes_two_steps_by_overrides_only(tmp_path):
-    overrides = [
-        "batch_size=16",
-        "micro_batch_size=8",
-        "data.source=synthetic",
-        "data.image_size=32",
-        "data.eval_resize=32",
-        "device=cpu",
-        "stop_after=2",
-        f"run_dir={tmp_path}",
-    ]
-    job = Job(0, 1, 1, torch.device("cpu"))
-    trainer = Trainer.of(load("resnet50-b65536", overrides), job)
-    before = weights(trainer)
-    assert (trainer.loader.accumulation, trainer.precision.name) == (2, "bf16")
-    summary = trainer.run()
-    after = weights(trainer)
-    assert summary["step"] == 2
-    # The first step is at learning rate 0, as in MLPerf; the second moves every tensor.
-    still = [n for n, p in trainer.model.named_parameters() if torch.equal(before[n], after[n])]
-    # ... except where a zero gamma, at the end of a block, keeps gradients from what is before it
-    blocked = {n for n in still if ".conv" in n or ".bn1." in n or ".bn2." in n or ".bn3.w" in n}
-    assert set(still) <= blocked
-    assert summary["train_loss"] == pytest.approx(6.9, abs=0.5)
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -209,36 +181,15 @@ def test_an_unfit_recipe_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_folder_that_cannot_be_created_is_refused(photos, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be created: Not a directory"):
+        train(photos, tmp_path / "file" / "run")
+
+
 def test_a_run_is_not_overwritten(photos, tmp_path):
     train(photos, tmp_path, "stop_after=2")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(RecipeError, match=r"already holds a run; valid: resume=true to continue"):
         make(photos, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def batch_that_does_not_divide(root, run_dir):
-    with pytest.raises(RecipeError) as error:
-        make(root, run_dir)
-    return str(error.value)
-
-
-def test_a_batch_that_does_not_divide_over_the_ranks_is_refused_on_all(photos, tmp_path):
-    messages = run_ranks(3, batch_that_does_not_divide, photos, tmp_path)
-    assert len(set(messages)) == 1
-    assert messages[0] == (
-        "batch_size: 16 does not divide into micro-batches of 4 on 3 ranks; "
-        "valid: a multiple of 12, such as 12, or 2 ranks"
-    )
-
-
-def one_rank_without_data(root, run_dir):
-    with pytest.raises(RecipeError) as error:
-        make(root if dist.get_rank() == 0 else "nowhere", run_dir)
-    return str(error.value)
-
-
-def test_an_error_on_one_rank_is_raised_on_all(photos, tmp_path):
-    messages = run_ranks(2, one_rank_without_data, photos, tmp_path)
-    assert messages[0] == messages[1]
-    assert messages[0].startswith("rank 1: data.path: no folder nowhere")

@@ -22,14 +22,15 @@ def prepared(name, *keys, ranks=1, per_node=1):
     """
     loaded = load(name, ["device=cpu", *keys])
     job, topology = Job(0, ranks, min(ranks, per_node), CPU), Topology.of(ranks, per_node)
-    made = build.prepare(loaded, job, run_place(loaded, "2026-03-01_12-00-00"))
+    place = run_place(loaded, "2026-03-01_12-00-00")
+    made = build.prepare(loaded, job, place)
     made = replace(made, plan=build.build_plan(loaded.recipe, topology))
     said = []
     run = RunContext(
         name=loaded.name,
         recipe=loaded.recipe,
         job=job,
-        run_dir=made.run_dir,
+        run_dir=place.folder,
         model=made.model,
         optimizer=made.optimizer,
         loader=made.loader,

@@ -1,7 +1,6 @@
 """What a run shows when it starts: a golden text, and at most 12 lines for every recipe."""
 
 import math
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,13 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from largebatch.amp import Precision
 from largebatch.comm import Plan, Rule, Topology
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
 from largebatch.recipes.training import build
 from largebatch.recipes.training import run as running
-from largebatch.recipes.training.screen.opening import WIDTH, opening_lines, show_opening
+from largebatch.recipes.training.screen.opening import WIDTH, show_opening
 from largebatch.recipes.training.trainer import Trainer
 from tests.recipes.runs import BASE, JOB, make
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
@@ -24,9 +22,10 @@ MOST_LINES = 12
 
 
 def lines_of(name, *keys, ranks=1, per_node=1, memory="about 11.2 GB of tensors on each rank"):
-    run, made, topology, _ = prepared(name, *SYNTHETIC, *keys, ranks=ranks, per_node=per_node)
+    run, made, topology, said = prepared(name, *SYNTHETIC, *keys, ranks=ranks, per_node=per_node)
     precision = "fp32" if run.recipe.precision == "auto" else run.recipe.precision
-    return opening_lines(run, made, run.recipe.model_dump(), precision, topology, memory)
+    show_opening(run, made, run.recipe.model_dump(), precision, topology, memory)
+    return said[0].splitlines()
 
 
 def labelled(lines):
@@ -70,7 +69,7 @@ def test_openings(golden, photos, tmp_path, monkeypatch):
     auto |= {"comm": {"algorithm": "auto"}, "data": {"backend": "auto"}}
     made = replace(made, plan=Plan.single("hierarchical"), changes=["data.path: another folder"])
     notices = ["optimizer.lr: scaled from 4 to 1", "a second notice"]
-    opening = auto, Precision("bf16", "cpu"), topology, "", notices
+    opening = auto, "bf16", topology, "", notices
     show_opening(run, made, *opening, [])
     there = replace(made, resume_from=run.run_dir / "checkpoints" / "step-00000005")
     show_opening(replace(run, step=5), there, *opening, ["epochs: 2, was 1"])
@@ -98,14 +97,14 @@ def test_openings(golden, photos, tmp_path, monkeypatch):
     assert long <= {"all-reduce", "batch"}
     shown["everything at once"] = "\n".join(lines)
 
-    run, made, _, _ = prepared("digits", *SYNTHETIC, *BASE, "batch_size=16", ranks=4, per_node=2)
+    run, made, _, said = prepared("digits", *SYNTHETIC, *BASE, "batch_size=16", ranks=4, per_node=2)
     topology = Topology(((0, 1, 2), (3,)), source="GROUP_RANK")
     monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
     run = replace(run, job=replace(run.job, device=torch.device("cuda", 0)))
     plan = Plan((Rule("leader", 2**20, "bf16"), Rule("torus", chunk_bytes=2**21)), 8 * 2**20)
     asked = run.recipe.model_dump()
-    lines = opening_lines(run, replace(made, plan=plan), asked, "fp32", topology)
-    shown["nodes of different sizes on GPUs"] = "\n".join(lines)
+    show_opening(run, replace(made, plan=plan), asked, "fp32", topology)
+    shown["nodes of different sizes on GPUs"] = said[0]
 
     base = [*BASE, "epochs=90", "data.train_images=160"]
     step = "schedule={name: step, warmup: 5, power: 2.0, end: 0.0, milestones: [30ep, 60ep], "
@@ -156,59 +155,33 @@ def test_every_recipe_is_told_in_at_most_12_lines_of_100_columns(name):
 # --- the memory of a step -----------------------------------------------------------------------
 
 
-def estimate(*keys, ranks=1, precision="fp32"):
-    run, made, *_ = prepared("digits", *SYNTHETIC, *BASE, *keys, ranks=ranks, per_node=ranks)
-    counter = build.memory_counter(run.recipe, run.recipe.data.classes, made.model)
-    assert not any(p.is_meta for p in run.model.parameters())  # the run's own model is untouched
-    return counter.estimate(precision, run.timeline.phases, ranks)
-
-
-STAGES = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
-
-
-@pytest.mark.parametrize(
-    ("keys", "pixels"),
-    [
-        (["batch_norm.over=ghost", "batch_norm.images=2"], 32),
-        (["epochs=3", "data.train_images=64", "data.eval_resize=48", STAGES], 48),
-    ],
-)
-def test_the_estimate_is_the_count_of_the_plan_for_the_stage_with_most_pixels(keys, pixels):
-    """The copy of a model that exists counts as the one that ``largebatch plan`` builds."""
-    keys = [*keys, "ema.decay=0.9"]
-    recipe = load("digits", [*SYNTHETIC, *BASE, *keys, "device=cpu"]).recipe
-    counter = build.memory_counter(recipe, recipe.data.classes)
-    again = counter.count("bf16-master", 4, pixels, ranks=2, accumulation=2)
-    assert estimate(*keys, ranks=2, precision="bf16-master") == again
-
-
-class ReadsInForward(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.fc = nn.Linear(3, num_classes)
+class Unfit(nn.Module):
+    """A network that cannot be counted, and says something."""
 
     def forward(self, x):
         print("forward")
-        return self.fc(x.mean((2, 3))) * float(x.max().item())
+        return x * float(x.max().item())
 
 
-def test_a_model_that_cannot_be_counted_has_no_estimate_and_the_run_goes_on(
-    photos, tmp_path, monkeypatch, capfd
-):
-    monkeypatch.setitem(sys.modules, "models_of_a_test", sys.modules[__name__])
-    keys = ["model.name=models_of_a_test:ReadsInForward", "model.zero_init_last_norm=false"]
-    trainer = make(photos, tmp_path / "run", *keys, "stop_after=1", "optimizer.lr=0.1")
-    output = capfd.readouterr()
-    assert "\n  precision " in output.out
-    assert "memory" not in output.out
-    assert "forward" not in output.out
-    assert output.err == ""
-    assert trainer.run()["step"] == 1
+def test_the_memory_of_a_step_is_that_of_the_plan_for_the_stage_with_most_pixels(capfd):
+    """The copy of a model that exists counts as the one that ``largebatch plan`` builds."""
+    stages = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
+    keys = ["epochs=3", "data.train_images=64", "data.eval_resize=48", stages, "ema.decay=0.9"]
+    keys += ["batch_norm.over=ghost", "batch_norm.images=2", "device=cpu"]
+    run, made, *_ = prepared("digits", *SYNTHETIC, *BASE, *keys, ranks=2, per_node=2)
+    classes, phases = run.recipe.data.classes, run.timeline.phases
+    counter = build.memory_counter(run.recipe, classes, made.model)
+    assert not any(p.is_meta for p in run.model.parameters())  # the run's own model is untouched
+    planned = build.memory_counter(run.recipe, classes)
+    again = planned.count("bf16-master", 4, 48, ranks=2, accumulation=2)
+    assert counter.estimate("bf16-master", phases, 2) == again
+    assert again.too_large(None) == again.too_large(SimpleNamespace(total_memory=again.peak)) == ""
+    # There is none for a model that cannot be counted, and nothing is shown of that.
+    assert build.memory_counter(run.recipe, classes, Unfit()).estimate("fp32", phases, 1) is None
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, capsys, monkeypatch):
-    found = estimate()
-    assert found.too_large(None) == found.too_large(SimpleNamespace(total_memory=found.peak)) == ""
     tiny = SimpleNamespace(name="NVIDIA Tiny", total_memory=1_000_000)
     monkeypatch.setattr(running, "gpu_of", lambda device: tiny)
     make(photos, tmp_path / "run")

@@ -1,41 +1,34 @@
 """The clocks of a run: parts add up to its wall time, phases to a step, and the end is foreseen."""
 
-import time
 from contextlib import suppress
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.profiler import profile
 
 from largebatch.amp import Precision
 from largebatch.lars import LARS
-from largebatch.pipeline import Loader
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import trainer as training
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.step import TrainingStep
+from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.watch.clocks import (
     BACKWARD,
     FORWARD,
     INPUT_WAIT,
     KEPT,
-    METERS,
-    OPTIMIZER,
     PARTS,
     Phases,
     RunClock,
-    Stopwatch,
+    TimeLeft,
 )
-from tests.ranks import run_ranks
-from tests.recipes.runs import BASE, JOB, make
-from tests.recipes.training.small import SYNTHETIC, Small, small
+from tests.recipes.runs import BASE, JOB
+from tests.recipes.training.small import SYNTHETIC, small
 
 __all__ = ["small"]  # a fixture
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -235,25 +228,25 @@ def test_the_phases_add_up_to_the_step_and_nothing_else_is_measured(monkeypatch)
 
 
 def test_the_wait_for_the_all_reduce_is_taken_off_backward():
-    clock, layer = Clock(), nn.Linear(2, 2)
-    phases = Phases(CPU, layer, clock.event)
-    for _ in range(2):
+    """Which makes an event for each gradient of the first step alone."""
+    clock, model = Clock(), nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    phases = Phases(CPU, model, clock.event)
+    for _ in range(3):
         with phases.step():
             with phases(FORWARD):
-                loss = Timed.apply(layer(torch.ones(1, 2)), clock, 1.0, 4.0).sum()
+                loss = Timed.apply(model(torch.ones(1, 2)), clock, 1.0, 4.0).sum()
             with phases(BACKWARD):
                 loss.backward()
                 clock.takes(1.5)  # the all-reduce of others
                 phases.backward_returned()
-            with phases(OPTIMIZER):
-                clock.takes(0.5)
     assert phases.read() == {
         "input_seconds": 0.0,
-        "forward_seconds": 2.0,
-        "backward_seconds": 8.0,
-        "all_reduce_seconds": 3.0,
-        "optimizer_seconds": 1.0,
+        "forward_seconds": 3.0,
+        "backward_seconds": 12.0,
+        "all_reduce_seconds": 4.5,
+        "optimizer_seconds": 0.0,
     }
+    assert clock.events <= len(list(model.parameters())) + 6 * 3
 
 
 def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
@@ -261,116 +254,73 @@ def test_a_device_is_measured_where_it_works_and_waited_for_at_readings_alone():
     phases = Phases(CUDA, None, device.event, device)
     for steps in (3, 5):
         for _ in range(steps):
+            device.at = max(device.at, device.busy)
             with phases.step():
-                for name, seconds in ((FORWARD, 2.0), (BACKWARD, 4.0), (OPTIMIZER, 0.5)):
-                    with phases(name):
-                        device.launch(seconds)
-                with phases(INPUT_WAIT):
-                    device.launch(0.25)  # the stream waits for the copy of the next batch
+                with phases(INPUT_WAIT):  # the device has nothing to do but to wait for both
+                    device.at += 3.0  # the host
+                    device.launch(0.25)  # the copy
+                with phases(FORWARD):
+                    device.launch(8.0)
+                with phases(INPUT_WAIT):  # the device computes meanwhile
+                    device.at += 5.0
         assert device.waits == 0
         assert phases.read() == {
-            "input_seconds": 0.0,
-            "forward_seconds": pytest.approx(2.0 * steps),
-            "backward_seconds": pytest.approx(4.0 * steps),
-            "optimizer_seconds": pytest.approx(0.5 * steps),
+            "input_seconds": pytest.approx(3.0 * steps),
+            "forward_seconds": pytest.approx(8.0 * steps),
+            "backward_seconds": 0.0,
+            "optimizer_seconds": 0.0,
             "copy_seconds": pytest.approx(0.25 * steps),
         }
         assert device.waits > 0
         device.waits = 0
 
 
-def test_the_wait_of_the_host_is_no_copy_and_hides_none():
-    """Of each micro-batch: one that the host waited for long takes nothing off another's copy."""
+def test_events_are_used_again_and_added_up_before_there_are_many():
     device = Clock()
     phases = Phases(CUDA, None, device.event, device)
     with phases.step():
-        with phases(INPUT_WAIT):  # the device has nothing to do but to wait for host and copy
-            device.at += 3.0
-            device.launch(0.25)
-        with phases(FORWARD):
-            device.launch(8.0)
-        with phases(INPUT_WAIT):  # the device computes meanwhile
-            device.at += 5.0
-    values = phases.read()
-    assert values["copy_seconds"] == pytest.approx(0.25)
-    assert values["input_seconds"] == pytest.approx(3.0)
-    assert values["forward_seconds"] == pytest.approx(8.0)
-
-
-def test_events_are_used_again_and_added_up_before_there_are_many():
-    device = Clock()
-    watch = Stopwatch(device.event)
-    for _ in range(20 * KEPT):
-        start = watch.now()
-        device.launch(0.5)
-        watch.add("x", start, watch.now())
-        device.at = device.busy  # the device keeps up with the host
+        for _ in range(20 * KEPT):
+            with phases(FORWARD):
+                device.launch(0.5)
+            device.at = device.busy  # the device keeps up with the host
     assert device.waits == 0
     assert device.events < 3 * KEPT
-    assert watch.read() == {"x": pytest.approx(10.0 * KEPT)}
+    assert phases.read()["forward_seconds"] == pytest.approx(10.0 * KEPT)
 
 
-def test_a_wait_on_a_device_makes_an_event_for_each_gradient_of_the_first_step_alone():
-    device = Clock()
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
-    phases = Phases(CUDA, model, device.event, device)
-    for _ in range(3):
-        with phases.step():
-            model(torch.ones(1, 2)).sum().backward()
-            device.launch(0.75)
-            phases.backward_returned()
-    assert device.waits == 0
-    assert phases.read()["all_reduce_seconds"] == pytest.approx(2.25, rel=0.01)
-    assert device.events <= len(list(model.parameters())) + 2 * 3
+# --- the time left --------------------------------------------------------------------------
+
+KEYS = [
+    *("data.image_size=64", "data.eval_resize=128", "batch_size=20", "micro_batch_size=null"),
+    *("epochs=8", "log_every=5"),
+]
+STAGES = (
+    "stages=[{from: 2ep, image_size: 96}, {from: 4ep, batch_size: 40, lr: linear}, "
+    "{from: 6ep, image_size: 128, batch_size: 50, lr: keep}]"
+)
 
 
-def train_on_ranks(root, run_dir):
-    """Rank 1 waits for its input in each step, and rank 0 for rank 1."""
-    if dist.get_rank() == 1:
-        fetch = Loader.__iter__
-
-        def slowly(self):
-            for batch in fetch(self):
-                self.wait_seconds += 0.1
-                time.sleep(0.1)
-                yield batch
-
-        Loader.__iter__ = slowly
-    make(root, run_dir, "evaluate_every=null").run()
-
-
-@pytest.mark.slow("trains on 2 ranks")
-def test_the_phases_of_rank_0_are_no_more_than_the_steps_where_another_waits(photos, tmp_path):
-    run_ranks(2, train_on_ranks, photos, tmp_path)
-    lines = [line for line in read_metrics(tmp_path) if line["split"] == "train"]
-    assert len(lines) > 1
-    for line in lines:
-        names = ("input", "forward", "backward", "all_reduce", "optimizer")
-        parts = {name: line[f"{name}_seconds"] for name in names}
-        assert line["wait_seconds"] >= 0.1 * len(line["step_wait_seconds"])
-        if line is not lines[0]:  # in which rank 0 waits for its own first images
-            assert parts["all_reduce"] > parts["input"]  # which holds the wait for rank 1
-        assert sum(parts.values()) <= line["seconds"] * 1.001
-
-
-@pytest.mark.slow("compiles a network")
-def test_a_profile_breaks_no_graph_of_a_compiled_step():
-    counts = []
-    for records in (False, True):
-        torch.compiler.reset()
-        graphs, model, precision = CompileCounterWithBackend("eager"), Small(5), Precision("fp32")
-        optimizer = LARS(model.parameters(), 1.0, implementation="foreach")
-        step = TrainingStep(model, None, optimizer, precision)
-        step._forward = torch.compile(step._forward, backend=graphs)
-        meter = Meter(CPU)
-        batch = torch.randn(4, 3, 12, 12), torch.randint(5, (4,))
-        step(iter([batch] * 2), 2, meter)
-        if records:
-            with profile() as profiler:
-                step(iter([batch] * 2), 2, meter)
-            names = {event.key for event in profiler.key_averages()}
-            assert {INPUT_WAIT, FORWARD, BACKWARD, OPTIMIZER, METERS} <= names
-        else:
-            step(iter([batch] * 2), 2, meter)
-        counts.append((graphs.frame_count, len(graphs.graphs)))
-    assert counts[0] == counts[1]
+@pytest.mark.parametrize(
+    ("keys", "pause"),
+    [((), 0.0), ((STAGES,), 0.0), ((STAGES, "stop_after=5ep"), 0.0), ((), 7.0)],
+    ids=str,
+)
+@pytest.mark.parametrize("first", [0, 37])
+def test_it_is_what_is_left_of_the_pixels_at_the_pace_since_the_first_reading(keys, first, pause):
+    """A step takes time in proportion to its pixels; one in ten is followed by a pause."""
+    recipe = load("digits", [*KEYS, *keys]).recipe
+    timeline = timeline_of(recipe, 1000)
+    last = timeline.last_step(recipe)
+    at = 1e4  # seconds: the start-up does not count
+    left, found = TimeLeft(timeline, last, lambda: at), []
+    for step in range(first + 1, last + 1):
+        phase = timeline.phases[timeline.phase_index(step - 1)]
+        at += 1e-6 * phase.image_size**2 * phase.batch_size
+        if step == last or timeline.due(recipe.log_every, step):
+            found.append((left.seconds(step), at))
+        at += pause if step % 10 == 0 else 0.0
+    assert [seconds is None for seconds, _ in found[:3]] == [True, False, False]
+    assert found[-1][0] == 0
+    end = found[-1][1]
+    for seconds, then in found[len(found) // 2 if pause else 1 :]:
+        assert abs(seconds - (end - then)) <= (2 * pause or 1e-6)

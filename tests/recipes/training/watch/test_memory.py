@@ -15,17 +15,12 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import memory_counter, meta_model
-from largebatch.recipes.training.ema import WeightAverage
+from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
 
 BASE = [
-    "model.name=test_resnet",
-    "data.image_size=32",
-    "data.eval_resize=32",
-    "batch_size=16",
-    "micro_batch_size=8",
-    "device=cpu",
-    "schedule.warmup=0",
+    *("model.name=test_resnet", "data.image_size=32", "data.eval_resize=32", "device=cpu"),
+    *("batch_size=16", "micro_batch_size=8", "schedule.warmup=0"),
 ]
 
 
@@ -63,7 +58,6 @@ def test_activations_are_what_autograd_keeps():
     ("precision", "keys", "accumulation"),
     [
         ("fp32", ["optimizer.name=lars", "ema.decay=0.9"], 2),
-        ("bf16", ["optimizer.name=sgd"], 1),
         ("fp16-master", ["optimizer.name=sgd", "ema.decay=0.9"], 2),
         ("bf16-master", ["optimizer.name=muon"], 1),
         ("bf16", ["optimizer.name=adamw"], 2),
@@ -123,19 +117,18 @@ def test_tied_and_frozen_weights_and_a_module_within_itself_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("keys", "precision", "masters", "state"),
+    ("optimizer", "precision", "state", "of_norm"),
     [
-        (["optimizer.name=lars"], "fp32", 0, 4),
-        (["optimizer.name=lars"], "fp16-master", 4, 4),
-        (["optimizer.name=lars"], "fp16-pure", 0, 2),
-        (["optimizer.name=sgd"], "bf16-master", 4, 4),
-        (["optimizer.name=adamw"], "bf16", 0, 8),
+        ("lars", "fp32", 4, 4),
+        ("lars", "fp16-pure", 2, 4),
+        ("sgd", "bf16-master", 8, 4),
+        ("adamw", "bf16", 8, 8),
     ],
 )
-def test_fixed_parts_are_those_of_the_rule(keys, precision, masters, state):
+def test_fixed_parts_are_those_of_the_rule(optimizer, precision, state, of_norm):
     """Bytes per parameter; norm layers stay in FP32 and have no masters."""
-    found = counter(*keys).count(precision, 8, 32)
-    model = real()
+    key, model = f"optimizer.name={optimizer}", real()
+    found = counter(key, "ema.decay=0.9").count(precision, 8, 32)
     norms = {p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
     half = PRECISIONS[precision].parameters.itemsize
     others = sum(p.numel() for p in model.parameters() if p not in norms)
@@ -143,37 +136,22 @@ def test_fixed_parts_are_those_of_the_rule(keys, precision, masters, state):
     assert found.gradients == half * others + 4 * of_norms
     buffers = found.parameters - found.gradients
     assert 0 < buffers < 8 * of_norms + 8 * len(norms)
-    assert found.masters == masters * others
-    steps = 4 * len([*model.parameters()]) if "adamw" in keys[0] else 0
-    in_full = state if half == 4 or masters else 4 * state // 2
-    assert found.state == state * others + in_full * of_norms + steps
+    steps = 4 * len([*model.parameters()]) if optimizer == "adamw" else 0
+    assert found.state == state * others + of_norm * of_norms + steps
+    # The average of the weights is in full precision.
+    floats = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    assert found.ema == 4 * sum(t.numel() for t in floats)
+    assert found.peak - counter(key).count(precision, 8, 32).peak == found.ema
 
 
 def test_gradients_and_buckets_by_ranks_and_accumulation():
     one = counter()
-    size = one.gradient_bytes("fp32")
-
-    def parts(ranks, accumulation):
+    size, peaks = one.gradient_bytes("fp32"), []
+    for ranks, accumulation, gradients in ((1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 2)):
         found = one.count("fp32", 8, 32, ranks=ranks, accumulation=accumulation)
-        return found.gradients, found.buckets, found.peak
-
-    alone, again, shared, both = (parts(*case) for case in ((1, 1), (1, 2), (2, 1), (2, 2)))
-    assert [case[:2] for case in (alone, again, shared, both)] == [
-        (size, 0),
-        (size, 0),
-        (0, size),
-        (size, size),
-    ]
-    assert alone[2] <= again[2] == shared[2] == both[2] - size
-
-
-def test_the_average_of_weights_is_in_full_precision():
-    found = counter("ema.decay=0.9").count("bf16-master", 8, 32)
-    plain = counter().count("bf16-master", 8, 32)
-    model = real()
-    floats = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
-    assert found.ema == 4 * sum(t.numel() for t in floats)
-    assert found.peak - plain.peak == found.ema
+        assert found.gradients == gradients * size
+        peaks.append(found.peak)
+    assert peaks[0] <= peaks[1] == peaks[2] == peaks[3] - size
 
 
 def test_state_that_depends_on_numbers_is_unknown():

@@ -1,6 +1,9 @@
-"""Memory, and a GPU's utilisation and power, with stand-ins for the GPU."""
+"""Readings: memory and a GPU's sensors, with stand-ins for the GPU, and ranks that are slow."""
 
 import mmap
+import random
+import statistics
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +12,13 @@ import torch.distributed as dist
 
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.watch.memory import gpu_of
-from largebatch.recipes.training.watch.meters import NAMES, Usage, metrics_of
+from largebatch.recipes.training.watch.meters import (
+    NAMES,
+    RankTimes,
+    StragglerReport,
+    Usage,
+    slow_ranks,
+)
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
@@ -28,7 +37,6 @@ def test_on_a_cpu_it_is_the_largest_resident_size_of_the_process():
     assert there >= before
     assert size < there < 2**40
     assert usage.read()[0] == pytest.approx(there, rel=0.1)  # it does not shrink again
-    assert metrics_of(usage.read()).keys() == {"memory_bytes"}
     assert gpu_of(CPU) is None
 
 
@@ -55,35 +63,143 @@ def gpu(monkeypatch):
 
 
 def test_on_a_gpu_it_is_the_peak_since_the_last_reading(gpu):
-    found = metrics_of(Usage(GPU).read())
-    assert found == {"memory_bytes": 3 << 30, "gpu_utilisation": 97, "gpu_power_watts": 650.5}
-    assert [name for name, _ in gpu.asked[:2]] == [
-        "max_memory_allocated",
-        "reset_peak_memory_stats",
-    ]
+    assert Usage(GPU).read() == [3 << 30, 97, 650.5]
+    names = [name for name, _ in gpu.asked]
+    assert names[:2] == ["max_memory_allocated", "reset_peak_memory_stats"]
     assert {device for _, device in gpu.asked} == {GPU}
 
 
-@pytest.mark.parametrize(
-    "error", [ModuleNotFoundError("nvidia-ml-py does not seem to be installed"), RuntimeError("no")]
-)
+@pytest.mark.parametrize("error", [ModuleNotFoundError("no nvidia-ml-py"), RuntimeError("no")])
 def test_without_the_library_training_goes_on_and_does_not_ask_again(gpu, error):
     gpu.sensor("utilization", error)  # such as on a part of a GPU (MIG), which has its power
     usage = Usage(GPU)
-    for _ in range(3):
-        assert metrics_of(usage.read()) == {"memory_bytes": 3 << 30, "gpu_power_watts": 650.5}
+    assert [usage.read() for _ in range(3)] == [[3 << 30, -1, 650.5]] * 3
     assert [name for name, _ in gpu.asked].count("utilization") == 1
 
 
-def run_with_fake_usage(root, run_dir):
-    trainer = make(root, run_dir, "stop_after=2", "evaluate_every=null")
+# --- ranks that hold the others up -----------------------------------------------------------
+
+
+def reading(own, wait=0.5, inputs=None):
+    """Return the times of ranks with this much own work, which all take as long in the end."""
+    total = max(own) + wait
+    inputs = inputs or [0.0] * len(own)
+    return [RankTimes(total, i, total - o) for o, i in zip(own, inputs, strict=True)]
+
+
+@pytest.mark.parametrize(("input_seconds", "by_input"), [(2.0, True), (0.9, False)])
+def test_a_slow_rank_is_named_with_what_it_costs(input_seconds, by_input):
+    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]))
+    assert slow == ((2,), pytest.approx(3), pytest.approx(1.1), pytest.approx(1.9 / 3.5), by_input)
+
+
+@pytest.mark.parametrize(
+    ("own", "ranks"),
+    [
+        ([2, 1], (0,)),
+        ([1, 1, 2, 1, 1, 1, 1, 2], (2, 7)),
+        ([2, 1, 2], None),  # two that share a core: the third one is fast
+        ([1, 1, 1, 1, 1, 2, 2, 2], None),
+        ([1, 1, 1, 1.1], None),
+        ([1], None),
+    ],
+)
+def test_only_few_ranks_can_hold_the_others_up(own, ranks):
+    slow = slow_ranks(reading(own))
+    assert (slow and slow.ranks) == ranks
+
+
+def test_an_even_load_with_noise_names_nobody():
+    draw = random.Random(0)
+    for ranks in (2, 3, 8, 64, 512):
+        for _ in range(200):
+            own = [1 + 0.03 * draw.gauss(0, 1) for _ in range(ranks)]
+            assert slow_ranks(reading(own, draw.uniform(0, 3))) is None
+
+
+class Scripted:
+    """A job of three ranks, whose times at each reading a test sets."""
+
+    def __init__(self):
+        self.lines, self.times = [], []
+        self.report = StragglerReport(self, self.lines.append)
+
+    def all_gather(self, *own):
+        return self.times
+
+    def gather(self, value):
+        return ["a", "b", "c"]
+
+    def read(self, own, wait):
+        """Return what one more reading prints, and the mark of its line."""
+        self.times, printed = reading(own, wait), len(self.lines)
+        self.values = self.report.read(0.0, 0.0, 0.0, steps=1)
+        return self.lines[printed:], self.report.slow
+
+
+def test_ranks_are_named_once_it_lasts_and_once_it_is_over():
+    run, even, slow = Scripted(), ([1, 1, 1], 0.5), ([1, 2, 1], 0.5)
+    assert [run.read(*one) for one in (slow, slow, slow, even, slow, slow)] == [([], "")] * 6
+    lines, mark = run.read(*slow)
+    assert lines == [
+        "the other ranks wait for rank 1 (b) for 40% of each step: 2 s of own work against 1 s, "
+        "the difference in computing"
+    ]
+    assert mark == "rank 1"
+    assert [run.read(*one) for one in (slow, even, even)] == [([], "rank 1")] * 3
+    assert run.read(*even) == (["the other ranks no longer wait for rank 1"], "")
+    quick = ([0.1, 0.2, 0.1], 0.05)  # three readings of it are no three seconds
+    assert [run.read(*quick) for _ in range(9)] == [([], "")] * 9
+    assert run.read(*slow)[0]
+    run.read([1, 3, 1.5], wait=0.5)
+    assert [*run.values] == [
+        *("all_reduce_wait_seconds", "least_all_reduce_wait_seconds"),
+        *("slowest_rank", "slowest_rank_seconds"),
+    ]
+    assert [*run.values.values()] == pytest.approx([2.0, 0.5, 1, 1.5])
+
+
+def run_with(photos, run_dir, case):
+    steps = {"epochs": 8, "log_every": 2, "evaluate_every": "null", "batch_size": 12}
+    trainer = make(photos, run_dir, *(f"{key}={value}" for key, value in steps.items()))
     rank = dist.get_rank()
     trainer._readings._usage.read = lambda: [1000.0 + rank, 55.0 - rank, -1.0]
+    if rank == 1 and case == "compute":
+        trainer.model.register_forward_pre_hook(lambda *_: time.sleep(0.5))
+    if rank == 1 and case == "input":
+        read = trainer.loader.reader._read
+
+        def read_late(*arguments, **options):
+            time.sleep(0.5)
+            return read(*arguments, **options)
+
+        trainer.loader.reader._read = read_late
+    lines = []
+    trainer.display.say = trainer._readings.stragglers._warn = lines.append
     trainer.run()
+    return lines
 
 
-@pytest.mark.slow("trains on two ranks")
-def test_of_several_ranks_the_largest_value_counts(photos, tmp_path):
-    run_ranks(2, run_with_fake_usage, photos, tmp_path)
-    (line,) = read_metrics(tmp_path)
-    assert [line.get(name) for name in NAMES] == [1001.0, 55.0, None]
+@pytest.mark.slow("trains on three ranks, of which one sleeps in each step")
+@pytest.mark.parametrize(
+    ("case", "cause"), [("compute", "computing"), ("input", "waiting for data")]
+)
+def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path, case, cause):
+    lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run", case)
+    (line,) = [line for line in lines if "other ranks wait" in line]
+    place = lines.index(line)
+    before, after = ([x for x in part if x.startswith("train ")] for part in
+                     (lines[:place], lines[place + 1 :]))  # fmt: skip
+    assert not any("slow: " in x for x in before)
+    assert after[0].endswith("  slow: rank 1")  # and on, until it is over
+    assert line.startswith("the other ranks wait for rank 1 (")
+    assert line.endswith(f"the difference in {cause}")
+    train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
+    # The largest value of all ranks counts, and what none knows is left out.
+    assert {tuple(x.get(name) for name in NAMES) for x in train} == {(1002.0, 55.0, None)}
+    lines = train[1:-2]  # at the end, batches that were read ahead are left
+    # The machine may hold another rank up for a reading.
+    assert statistics.mode(line["slowest_rank"] for line in lines) == 1
+    for line in lines:
+        assert line["slowest_rank_seconds"] > 0.1
+        assert line["all_reduce_wait_seconds"] > line["least_all_reduce_wait_seconds"]

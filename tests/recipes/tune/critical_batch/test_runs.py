@@ -15,8 +15,7 @@ from largebatch.recipes.errors import AgreedError, RecipeError
 from largebatch.recipes.schema.load import RECIPE, load
 from largebatch.recipes.training.folder.names import CHECKPOINTS
 from largebatch.recipes.training.folder.outcome import metrics_of
-from largebatch.recipes.training.schedule import learning_rates
-from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.timeline import learning_rates, timeline_of
 from largebatch.recipes.tune import trial as tune_runs
 from largebatch.recipes.tune.critical_batch.base import FEWEST_UPDATES, Base, label_entropy
 from largebatch.recipes.tune.critical_batch.runs import (

@@ -7,8 +7,7 @@ from optuna.distributions import FloatDistribution
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.schedule import learning_rates
-from largebatch.recipes.training.timeline import timeline_of
+from largebatch.recipes.training.timeline import learning_rates, timeline_of
 from largebatch.recipes.tune.learning_rate.space import (
     Settings,
     first_settings,

@@ -7,7 +7,7 @@ import pytest
 from largebatch.recipes.training.folder.lock import LOCK, locked
 from largebatch.recipes.training.folder.names import ENDING
 from largebatch.recipes.training.folder.outcome import outcome_of
-from largebatch.recipes.training.watch.failures import _end
+from largebatch.recipes.training.stopping import _end
 from tests.ranks import CONTEXT
 
 
