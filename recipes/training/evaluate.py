@@ -61,14 +61,16 @@ class Meter:
         Args:
             loss: Mean loss of the batch, 0-d.
             logits: Outputs of the model, shape ``[n, classes]``.
-            labels: Class numbers, int64, shape ``[n]``.
+            labels: Class numbers, int64, shape ``[n]``; or the weights of the classes of mixed
+                images, shape ``[n, classes]``: an image's class is then that of the largest.
         """
-        count = labels.numel()
+        count = len(labels)
         self._loss.add_(loss, alpha=count)
         self._images += count
         if self._measures_accuracy:
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-            right = best == labels[:, None]
+            classes = labels if labels.dim() == 1 else labels.argmax(1)
+            right = best == classes[:, None]
             self._hits += torch.stack([right[:, 0].sum(), right.sum()])
             self._judged += count
 

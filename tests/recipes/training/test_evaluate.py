@@ -17,7 +17,7 @@ from largebatch.pipeline import ImageFolder, Loader, Transform
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.training.evaluate import Meter, evaluate
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.step import training_loss
+from largebatch.recipes.training.losses import training_loss
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 from tests.recipes.runs import JOB, make
