@@ -69,7 +69,7 @@ class Mixer:
 
 def _blend(values: Tensor, weight: Tensor) -> Tensor:
     """Blend each value with that of its partner; ``weight``, ``[groups, 1, ...]``, is its own."""
-    groups: Tensor = values.unflatten(0, (len(weight), -1))  # type: ignore[no-untyped-call]
+    groups: Tensor = values.unflatten(0, (len(weight), -1))
     return groups.flip(1).lerp(groups, weight).flatten(0, 1)
 
 
