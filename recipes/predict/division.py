@@ -47,8 +47,7 @@ def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
             if fits is None:
                 raise RecipeError(
                     f"--gpus: {share} images of each of {gpus} GPUs do not divide into "
-                    f"micro-batches of whole slices and groups of {unit} (batch_norm.images, "
-                    "mixing.group); valid: fewer GPUs"
+                    f"multiples of {unit} (batch_norm.images, mixing.group); valid: fewer GPUs"
                 )
             lines.append(
                 f"{gpus:,} GPUs need {where}micro_batch_size={fits}, {share // fits} accumulated: "

@@ -50,6 +50,7 @@ class TrainingStep:
         model: As given.
         optimizer: As given.
         precision: As given.
+        mix: Mixes a micro-batch, or returns it as it is.
         phases: Measures and names the phases of the steps.
     """
 
@@ -120,8 +121,7 @@ class TrainingStep:
             for place in range(accumulation):
                 with phases(INPUT_WAIT):
                     batch = next(batches)
-                with phases(FORWARD):
-                    images, labels = self.mix(*batch)
+                images, labels = self.mix(*batch)
                 loss, logits = self.forward_backward(images, labels, place, accumulation)
                 if self._ddp is not None and place == accumulation - 1:
                     phases.backward_returned()
