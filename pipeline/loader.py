@@ -69,6 +69,8 @@ class Loader:
 
     Attributes:
         timeline: The phases of training, with the conversions between steps, images and epochs.
+        batch_position: Position in the stream of the first image of this rank's last training
+            batch.
         wait_seconds: Total time that iteration has waited for batches, in seconds.
         replaced: Number of training images substituted so far for unreadable ones.
         reader: Reads the encoded images; None for synthetic images.
@@ -136,7 +138,7 @@ class Loader:
                 self.timeline = lay_out(
                     first, stages, images=images, world_size=world_size, epochs=epochs
                 )
-        self._position = 0
+        self._position = self.batch_position = 0
         self._layout = MemoryLayout(dtype, memory_format)
         self.cores = _share_of_cores()
         self.threads = threads or self.cores
@@ -159,7 +161,9 @@ class Loader:
             if decoded is None:
                 return
             if self.training:
-                self._position += self.micro_batch_size * self.world_size
+                size = self.micro_batch_size
+                self.batch_position = self._position + self.rank * size
+                self._position += size * self.world_size
                 self.replaced += decoded.request.replaced if decoded.request else 0
             yield decoded.batch
 

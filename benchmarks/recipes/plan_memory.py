@@ -34,7 +34,7 @@ from largebatch.amp import Precision
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.build import memory_counter
+from largebatch.recipes.training.build import loss_of, memory_counter
 from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
 
@@ -129,9 +129,7 @@ def growth_bytes(case: Case) -> int:
         model = build_model(recipe.model, 1000)
         model = precision.convert(model)
         optimizer = build_optimizer(recipe, model)
-        step = TrainingStep(
-            model, None, optimizer, precision, label_smoothing=recipe.label_smoothing
-        )
+        step = TrainingStep(model, None, optimizer, precision, loss=loss_of(recipe))
         average = WeightAverage.of(recipe.ema, model, optimizer)
         count, size = recipe.micro_batch_size, recipe.data.image_size
         accumulation = recipe.batch_size // count

@@ -32,7 +32,7 @@ def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
     """
     changes: dict[str, int] = {}
     lines = []
-    batch, micro, ghost = recipe.batch_size, recipe.micro_batch_size, recipe.batch_norm.images
+    batch, micro, unit = recipe.batch_size, recipe.micro_batch_size, recipe.micro_batch_unit
     stages = []
     for index, stage in enumerate((None, *recipe.stages)):
         where = ""
@@ -43,13 +43,11 @@ def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
             raise RecipeError(_undivided(f"{where}batch_size", batch, gpus))
         share, fits = batch // gpus, micro
         if micro and share % micro:
-            fits = max(
-                (n for n in _divisors(share) if n <= micro and n % (ghost or 1) == 0), default=None
-            )
+            fits = max((n for n in _divisors(share) if n <= micro and n % unit == 0), default=None)
             if fits is None:
                 raise RecipeError(
                     f"--gpus: {share} images of each of {gpus} GPUs do not divide into "
-                    f"micro-batches with slices of {ghost} (batch_norm.images); valid: fewer GPUs"
+                    f"multiples of {unit} (batch_norm.images, mixing.group); valid: fewer GPUs"
                 )
             lines.append(
                 f"{gpus:,} GPUs need {where}micro_batch_size={fits}, {share // fits} accumulated: "

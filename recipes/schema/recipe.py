@@ -6,6 +6,7 @@ trainer checks the rest before the first step.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -31,6 +32,7 @@ from .sections import (
     expand_callbacks,
     expand_resume,
 )
+from .targets import Loss, Mixing
 from .types import Float, Int, Period, Positive, PositiveInt, Section, Switch, one_of, wrong
 
 
@@ -110,6 +112,8 @@ class Recipe(Section):
     label_smoothing: Annotated[Float, Field(ge=0, lt=1)] = Field(
         0.0, description="Share of the target that is spread evenly over all classes, in training."
     )
+    mixing: Mixing = Mixing()
+    loss: Loss = Loss()
     precision: Annotated[
         one_of("auto", *PRECISION_NAMES),  # type: ignore[valid-type]
         BeforeValidator(_own_name, json_schema_input_type=_PrecisionName),
@@ -221,6 +225,12 @@ class Recipe(Section):
             return "default" if self.compile else None
         return None if self.compile == "auto" else self.compile
 
+    @property
+    def micro_batch_unit(self) -> int:
+        """Images in what micro-batches hold whole: slices of batch norm and groups of mixing."""
+        mixed = self.mixing.group if self.mixing.is_on else 1
+        return math.lcm(self.batch_norm.images or 1, mixed)
+
     def reached(self, top1: float | None) -> bool:
         """Whether the run stops at a top-1 accuracy, in percent."""
         target = self.target_accuracy
@@ -244,6 +254,9 @@ class Recipe(Section):
                 most = next(n for n in range(min(micro, batch), 0, -1) if batch % n == 0)
                 what = f"{micro} does not divide batch_size {batch}; valid: a divisor, such as"
                 raise wrong(f"{where}micro_batch_size", f"{what} {most}")
+            if self.mixing.is_on and (micro or batch) % self.mixing.group:
+                what = f"{self.mixing.group} does not divide a micro-batch of {micro or batch}"
+                raise wrong("mixing.group", f"{what}; valid: an even divisor of it")
         if self.target_accuracy is not None and self.evaluate_every is None:
             raise wrong("target_accuracy", "needs evaluate_every; valid without it: null")
         entry = entry_of(self.optimizer.name)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...amp import Precision, fastest
@@ -37,6 +38,7 @@ from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
 from .initial_weights import start_from, start_from_images
+from .losses import training_loss
 from .timeline import LearningRates, Timeline, learning_rates, timeline_of
 from .watch.memory import MemoryCounter, without_numbers
 from .watch.profile import check_profile
@@ -272,6 +274,13 @@ def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
     )
 
 
+def loss_of(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss of a recipe's training, of logits and labels or mixed targets."""
+    return partial(
+        training_loss, **recipe.loss.model_dump(), label_smoothing=recipe.label_smoothing
+    )
+
+
 def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None) -> MemoryCounter:
     """Return what counts the memory of a recipe's training step; on a GPU, unless for the CPU.
 
@@ -292,7 +301,7 @@ def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None)
         empty,
         make_optimizer,
         on_gpu=device.type == "cuda",
-        label_smoothing=recipe.label_smoothing,
+        loss=loss_of(recipe),
         averages=recipe.ema.decay is not None,
         memory_format=device_settings(recipe, device).memory_format,
     )

@@ -65,13 +65,18 @@ class Meter:
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch: its mean loss, 0-d, logits ``[n, classes]`` and labels ``[n]``, int64."""
-        count = labels.numel()
+        """Add a batch: its mean loss, 0-d, logits ``[n, classes]`` and labels ``[n]``, int64.
+
+        Mixed images have weights of the classes, ``[n, classes]``, in place of labels: the class of
+        an image is then that of the largest weight.
+        """
+        count = len(labels)
         self._loss.add_(loss, alpha=count)
         self._images += count
         if self._measures_accuracy:
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-            right = best == labels[:, None]
+            classes = labels if labels.dim() == 1 else labels.argmax(1)
+            right = best == classes[:, None]
             self._hits += torch.stack([right[:, 0].sum(), right.sum()])
             self._judged += count
 

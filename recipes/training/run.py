@@ -27,6 +27,7 @@ from .folder import checkpoint
 from .folder.metrics import SkippedImages
 from .folder.place import agreed_place, is_of
 from .folder.saving import Checkpoints
+from .mixing import Mixer
 from .screen.console import Display
 from .screen.opening import show_opening
 from .step import TrainingStep, data_parallel, lay_out_buckets
@@ -142,7 +143,8 @@ def start_up(
         ddp,
         optimizer,
         precision,
-        label_smoothing=recipe.label_smoothing,
+        loss=build.loss_of(recipe),
+        mix=Mixer(recipe.mixing, recipe.seed, loader) if recipe.mixing.is_on else None,
         max_norm=recipe.optimizer.clip_grad_norm,
         compile_mode=recipe.compile_mode,
         noise=noise,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -26,24 +25,11 @@ from ...pipeline import Batch, Loader
 from ..models.batch_counters import BatchCounters
 from ..ranks import Job
 from .evaluate import Meter, kept
+from .losses import training_loss
 from .watch.clocks import BACKWARD, FORWARD, INPUT_WAIT, METERS, OPTIMIZER, Phases
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
-
-
-def training_loss(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Return the mean cross entropy of a micro-batch, in FP32, 0-d.
-
-    Inside a function that torch.compile compiles, its operators are fused; eager, each is a kernel.
-
-    Args:
-        logits: Outputs of the model, any floating dtype, shape ``[n, classes]``.
-        labels: Class numbers, int64, shape ``[n]``.
-        label_smoothing: Share of the target that is spread evenly over all classes, in [0, 1)
-            (Szegedy et al. 2016, section 7).
-    """
-    return F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
 
 
 class TrainingStep:
@@ -54,7 +40,8 @@ class TrainingStep:
         ddp: Its DDP wrapper, if there are several ranks.
         optimizer: Optimizer of the model's parameters.
         precision: Precision of the model.
-        label_smoothing: Share of the target that is spread over all classes.
+        loss: Mean loss of the logits of a micro-batch, against its labels or mixed targets.
+        mix: Mixes the images and labels of a micro-batch; None: they are not mixed.
         max_norm: Norm that the gradients of a step are clipped to; None: they are not.
         compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
         noise: Measures the gradients of a step, before they are clipped.
@@ -67,7 +54,8 @@ class TrainingStep:
         optimizer: Optimizer,
         precision: Precision,
         *,
-        label_smoothing: float = 0.0,
+        loss: Callable[[Tensor, Tensor], Tensor] = training_loss,
+        mix: Callable[[Tensor, Tensor], Batch] | None = None,
         max_norm: float | None = None,
         compile_mode: str | None = None,
         noise: GradientNoise | None = None,
@@ -77,15 +65,16 @@ class TrainingStep:
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
         self._counters = BatchCounters(model)
         self._kept: list[Tensor] = []
-        network, loss_of = ddp or model, training_loss
+        self.mix = mix or Batch
+        network, loss_of = ddp or model, loss
         if compile_mode is not None:
             model.compile(mode=compile_mode, dynamic=False)  # for evaluation too
             if ddp is not None:
-                loss_of = torch.compile(training_loss, mode=compile_mode, dynamic=False)
+                loss_of = torch.compile(lambda *pair: loss(*pair), mode=compile_mode, dynamic=False)
 
         def forward(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             logits = network(images)
-            return loss_of(logits, labels, label_smoothing), logits
+            return loss_of(logits, labels), logits
 
         self._forward = forward
         if compile_mode is not None and ddp is None:
@@ -124,7 +113,8 @@ class TrainingStep:
         with phases.step():
             for place in range(accumulation):
                 with phases(INPUT_WAIT):
-                    images, labels = next(batches)
+                    batch = next(batches)
+                images, labels = self.mix(*batch)
                 loss, logits = self.forward_backward(images, labels, place, accumulation)
                 if self._ddp is not None and place == accumulation - 1:
                     phases.backward_returned()
@@ -170,7 +160,7 @@ class TrainingStep:
 
         Args:
             images: Images, shape ``[n, 3, size, size]``.
-            labels: Class numbers, int64, shape ``[n]``.
+            labels: Class numbers, int64, shape ``[n]``, or targets, FP32, shape ``[n, classes]``.
             place: Which of the step's micro-batches this is.
             accumulation: Number of micro-batches of the step.
 
@@ -231,9 +221,9 @@ def lay_out_buckets(ddp: DistributedDataParallel, step: TrainingStep, loader: Lo
     The pass is that of training, on a batch of the same form, so that torch.compile compiles once
     and cuDNN tries its algorithms once.
     """
-    images, labels = loader.empty_batch()
+    images, labels = (part.zero_() for part in loader.empty_batch())
     last = loader.accumulation - 1  # the micro-batch whose backward pass reduces
     with kept(ddp.module.buffers()):
-        step.forward_backward(images.zero_(), labels.zero_(), last, loader.accumulation)
+        step.forward_backward(*step.mix(images, labels), last, loader.accumulation)
     step.optimizer.zero_grad(set_to_none=True)
     step.precision.abandon()

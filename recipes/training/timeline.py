@@ -152,6 +152,10 @@ def timeline_of(
         _check_divides(f"{key}.batch_size", batch, micro, world_size)
         timeline = timeline.then(Stage(epoch, stage.image_size, stage.batch_size, micro))
     timeline = timeline.until(recipe.epochs)
+    for size in (phase.micro_batch_size for phase in timeline.phases):
+        if recipe.mixing.is_on and size % recipe.mixing.group:
+            what = f"{recipe.mixing.group} does not divide a micro-batch of {size}"
+            raise RecipeError(f"mixing.group: {what}; valid: an even divisor of it")
     assert timeline.end is not None
     factors = factors[: len(timeline.phases)]
     found = Timeline(images, world_size, timeline.phases, timeline.end, tuple(factors))
@@ -170,10 +174,10 @@ def _epoch_of(start: Span, epochs: float, timeline: StageTimeline) -> float:
 def _fitting(recipe: Recipe, share: int, most: int) -> int:
     """The largest micro-batch up to ``most`` that divides the images of a rank in a step.
 
-    It holds whole slices of batch norm, if the recipe has such and one does.
+    It holds whole slices of batch norm and groups of mixing, if the recipe has such and one does.
     """
     divisors = [n for n in range(min(share, most), 0, -1) if share % n == 0]
-    whole = (n for n in divisors if n % (recipe.batch_norm.images or 1) == 0)
+    whole = (n for n in divisors if n % recipe.micro_batch_unit == 0)
     return next(whole, divisors[0])
 
 

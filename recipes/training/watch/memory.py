@@ -34,7 +34,7 @@ from ....lars import LARS
 from ....pipeline import Phase
 from ...errors import RecipeError
 from ...words import decimal_size
-from ..step import training_loss
+from ..losses import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
 UNCOUNTED = (
@@ -106,12 +106,12 @@ class MemoryCounter:
         make_optimizer: Callable[[nn.Module, str], Optimizer],
         *,
         on_gpu: bool,
-        label_smoothing: float = 0.0,
+        loss: Callable[[Tensor, Tensor], Tensor] = training_loss,
         averages: bool = False,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self.model, self._make_optimizer, self._on_gpu = model, make_optimizer, on_gpu
-        self._smoothing, self._averages, self._format = label_smoothing, averages, memory_format
+        self._loss, self._averages, self._format = loss, averages, memory_format
         self._update_of, self._pass_of = cache(self._count_update), cache(self._count_pass)
 
     def count(
@@ -223,7 +223,7 @@ class MemoryCounter:
                     parameter.register_post_accumulate_grad_hook(take_away)
             with live:
                 with precision.forward():
-                    loss = training_loss(model(images), batch[1], label_smoothing=self._smoothing)
+                    loss = self._loss(model(images), batch[1])
                 left = live.bytes
                 loss.backward()
         own = _bytes(batch)

@@ -82,7 +82,9 @@ class Base:
             }
         )
         rule = rule or ("linear" if recipe.optimizer.name == "sgd" else "sqrt")
-        floor = label_entropy(recipe.label_smoothing, len(source.classes))
+        floor = 0.0
+        if recipe.loss.name == "cross-entropy":
+            floor = label_entropy(recipe.label_smoothing, len(source.classes))
         return cls(loaded, own, out, images, floor, world_size, rule)
 
     def checked(self, batches: Sequence[int]) -> tuple[int, ...]:

@@ -159,12 +159,20 @@ def test_a_micro_batch_that_does_not_divide_is_replaced_by_the_largest_that_does
     )
 
 
-def test_slices_of_batch_norm_limit_the_micro_batch():
-    keys = ["batch_norm.over=ghost", "batch_norm.images=48", "batch_size=1152"]
+@pytest.mark.parametrize(
+    "whole",
+    [
+        ["batch_norm.over=ghost", "batch_norm.images=48"],
+        ["mixing.mixup=0.2", "mixing.group=48"],
+        ["batch_norm.over=ghost", "batch_norm.images=16", "mixing.cutmix=1", "mixing.group=12"],
+    ],
+)
+def test_slices_of_batch_norm_and_groups_of_mixing_limit_the_micro_batch(whole):
+    keys = [*whole, "batch_size=1152"]
     keys += ["micro_batch_size=288", "schedule.warmup=0", "schedule.decay=null"]
     recipe = load("resnet50-b65536", keys).recipe
     assert fit(recipe, 3)[0].micro_batch_size == 192  # of 384 images each; 288 does not divide
-    with pytest.raises(RecipeError, match=r"slices of 48 \(batch_norm.images\); valid: fewer"):
+    with pytest.raises(RecipeError, match=r"multiples of 48 \(batch_norm.images, mixing.group\)"):
         fit(recipe, 36)
 
 

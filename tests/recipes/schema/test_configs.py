@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from timm.optim import Lamb
 from torch.optim import SGD
 
 from largebatch.lars import LARS, Muon
@@ -169,6 +170,35 @@ def test_the_schedules_without_lars_are_those_of_their_sources():
     assert total == nvidia.warmup_steps + nvidia.decay_steps == round(42 * per_epoch)
 
 
+#: Procedure -> epochs, updates, rate, weight decay, pixels, mixup, smoothing, threshold, drop path.
+STRIKES_BACK = {
+    "a1": (600, 375_000, 5e-3, 0.01, 224, 0.2, 0.1, None, 0.05),
+    "a2": (300, 187_500, 5e-3, 0.02, 224, 0.1, 0.0, 0.2, 0.05),
+    "a3": (100, 62_500, 8e-3, 0.02, 160, 0.1, 0.0, 0.2, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", STRIKES_BACK)
+def test_resnet_strikes_back_has_the_published_values(name):
+    """Wightman et al. 2021, as mmpretrain and PaddleClas have it; the threshold is timm's."""
+    recipe = load(f"resnet50-{name}-b2048").recipe
+    options, schedule, mixing, loss = recipe.optimizer, recipe.schedule, recipe.mixing, recipe.loss
+    _, total, found = lengths(recipe)
+    epochs, updates, *values = STRIKES_BACK[name]
+    assert (recipe.epochs, total) == (epochs, pytest.approx(updates, rel=1e-3))
+    assert [
+        *(options.lr, options.weight_decay, recipe.data.image_size, mixing.mixup),
+        *(recipe.label_smoothing, loss.threshold, recipe.model.args.get("drop_path_rate", 0.0)),
+    ] == values
+    assert (options.name, options.args, options.decay_bias_and_norm) == ("lamb", {}, False)
+    assert (mixing.cutmix, mixing.prob, mixing.switch_prob, mixing.group) == (1, 1, 0.5, 32)
+    assert (loss.name, loss.sum_classes) == ("binary-cross-entropy", False)
+    assert (schedule.name, str(schedule.warmup), schedule.end) == ("cosine", "5ep", 1e-6)
+    assert found.warmup_steps + found.decay_steps == total
+    assert (recipe.eval_size, recipe.data.eval_resize) == (224, 236)
+    assert (recipe.data.eval_interpolation, recipe.ema.decay) == ("bicubic", None)
+
+
 @pytest.mark.slow("builds each recipe")
 @pytest.mark.parametrize("name", IMAGENET)
 def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypatch):
@@ -180,7 +210,7 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
     assert recipe.data.train_images == IMAGES
     built = build.prepare(loaded, JOB, run_place(loaded, "now"))
     assert built.loader.accumulation * recipe.micro_batch_size == recipe.batch_size
-    kinds = {"lars": LARS, "sgd": SGD, "muon": Muon}
+    kinds = {"lars": LARS, "sgd": SGD, "muon": Muon, "lamb": Lamb}
     assert type(built.optimizer) is kinds[options.name]
     groups = built.optimizer.param_groups
     sizes = dict.fromkeys((g["weight_decay"] for g in groups), 0)
@@ -197,6 +227,9 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
     others = options.args.get("others", {})
     for group in groups:
         own = {} if group.get("orthogonal", True) else others
+        if options.name == "lamb":
+            assert (group["betas"], group["eps"], group["max_grad_norm"]) == ((0.9, 0.999), 1e-6, 1)
+            continue
         assert group["momentum"] == own.get("momentum", options.momentum)
         assert group["lr"] == options.lr * own.get("lr_scale", 1)
         assert group["nesterov"] == options.nesterov
@@ -255,9 +288,11 @@ SMALL = [
     "schedule.decay=null",
     "schedule.decay_from=warmup",
     "device=cpu",
+    "mixing.group=2",
     "stop_after=2",
 ]
 SMALL_RESNET = ["model.name=test_resnet", "data.image_size=32", "data.eval_resize=32"]
+SMALL_RESNET += ["data.eval_size=null"]
 SMALL_ALEXNET = [
     "model.args.img_size=67",
     "data.image_size=67",

@@ -16,7 +16,6 @@ from largebatch.pipeline import ImageFolder, Loader, Transform
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.training.evaluate import Meter, evaluate
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.step import training_loss
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 from tests.recipes.runs import JOB, make
@@ -91,18 +90,6 @@ def test_a_batch_of_training_costs_one_operator_and_no_wait():
     with NoHostReads():  # nor where accuracy is measured
         meter.begin_step(measures_accuracy=True)
         meter.add(*each)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_loss_of_training_is_smoothed_cross_entropy_in_fp32(smoothing, dtype):
-    _, logits, labels = batch(16, torch.Generator().manual_seed(0))
-    logits = logits.to(dtype)
-    found = training_loss(logits, labels, smoothing)
-    log = logits.double().log_softmax(1)
-    wanted = (1 - smoothing) * log[range(16), labels] + smoothing * log.mean(1)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(-wanted.mean().item(), rel=1e-6)
 
 
 @pytest.mark.slow("trains twice")

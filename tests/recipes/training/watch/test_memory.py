@@ -14,7 +14,7 @@ from largebatch.amp import PRECISIONS, Precision
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.build import memory_counter, meta_model
+from largebatch.recipes.training.build import loss_of, memory_counter, meta_model
 from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
 
@@ -74,7 +74,7 @@ def test_the_peak_is_what_the_allocator_gives(precision, keys, accumulation, tmp
         form = Precision(precision, loss_scale="none")
         model = form.convert(layers())
         optimizer = build_optimizer(recipe, model)
-        step = TrainingStep(model, None, optimizer, form, label_smoothing=recipe.label_smoothing)
+        step = TrainingStep(model, None, optimizer, form, loss=loss_of(recipe))
         average = WeightAverage.of(recipe.ema, model, optimizer)
         dtype = torch.float16 if precision.startswith("fp16") else torch.float32
         images, labels = torch.randn(64, 3, 10, 10).to(dtype), torch.zeros(64, dtype=torch.int64)

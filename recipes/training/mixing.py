@@ -1,0 +1,126 @@
+"""Mixup and CutMix on the device, as functions of the seed and the position in the stream alone.
+
+The stream of training images (:mod:`largebatch.pipeline.order`) falls into consecutive groups.
+In a group, image i is blended with image n - 1 - i, all with one weight or one box, as in a batch
+of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``): with probability ``prob`` it is mixed,
+then with ``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et
+al. 2017, arXiv:1710.09412). The draws of a group belong to its place in the stream, and a
+micro-batch holds whole groups. So any number of ranks, any accumulation and a resumed run mix the
+same images.
+
+The host draws, from raw bits of NumPy's Philox generator, and never waits for the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...pipeline import Batch, Loader
+from ..schema.targets import Mixing
+from .losses import one_hot
+
+_PURPOSE = 2**64 - 1  # of the key; the order and the crops of epoch e have 2 e and 2 e + 1
+_UNIFORMS = 8  # random numbers per group, of which 6 are used: two steps of the counter
+_PHILOX_WORDS = 4  # 64-bit words per step of the generator's counter
+
+
+class Mixer:
+    """Mixes the micro-batches that a loader delivers.
+
+    Args:
+        options: The section ``mixing`` of the recipe.
+        seed: Seed of the run, >= 0 and below 2^64.
+        loader: The loader, which says where in the stream its last micro-batch begins.
+    """
+
+    def __init__(self, options: Mixing, seed: int, loader: Loader) -> None:
+        self._options, self._seed, self._loader = options, seed, loader
+        self._classes = torch.arange(len(loader.source.classes), device=loader.device)
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Batch:
+        """Return the loader's last micro-batch, mixed.
+
+        Args:
+            images: Images, FP32 or FP16, shape ``[n, 3, height, width]``, in any memory format. A
+                weight of mixup is rounded to their dtype.
+            labels: Class numbers, int64, shape ``[n]``.
+
+        Returns:
+            New images of the same form, and the weights of the classes, FP32, ``[n, classes]``:
+            without label smoothing, which the loss applies.
+        """
+        group, (height, width) = self._options.group, images.shape[-2:]
+        first = self._loader.batch_position // group
+        drawn = draws(self._options, self._seed, first, len(images) // group, height, width)
+        sent = torch.from_numpy(drawn)
+        if images.is_cuda:
+            sent = sent.pin_memory().to(images.device, non_blocking=True)
+        top, bottom, left, right, inside, own = sent.T.reshape(6, -1, 1, 1, 1, 1)
+        rows = torch.arange(height, device=images.device)[:, None]
+        columns = torch.arange(width, device=images.device)
+        boxed = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+        weight = torch.where(boxed, inside, 1.0).to(images.dtype)
+        targets = one_hot(labels, self._classes)
+        return Batch(_blend(images, weight), _blend(targets, own[..., 0, 0]))
+
+
+def _blend(values: Tensor, weight: Tensor) -> Tensor:
+    """Blend each value with that of its partner; ``weight``, ``[groups, 1, ...]``, is its own."""
+    groups: Tensor = values.unflatten(0, (len(weight), -1))
+    return groups.flip(1).lerp(groups, weight).flatten(0, 1)
+
+
+def draws(
+    options: Mixing, seed: int, first: int, count: int, height: int, width: int
+) -> NDArray[np.float32]:
+    """Draw how groups are mixed.
+
+    Args:
+        options: The section ``mixing`` of the recipe.
+        seed: Seed of the run.
+        first: Number of groups in the stream before the first one.
+        count: Number of groups.
+        height: Height of the images, in pixels.
+        width: Width of the images, in pixels.
+
+    Returns:
+        For each group, FP32, ``[count, 6]``: top, bottom, left and right of the box that is mixed,
+        in pixels and without bottom and right themselves, which is the whole image for mixup; an
+        image's own weight inside of it, which outside is 1; and the own weight of its label.
+    """
+    bits = np.random.Philox(key=np.array([seed, _PURPOSE], dtype=np.uint64))
+    bits.advance(first * _UNIFORMS // _PHILOX_WORDS)
+    words = np.asarray(bits.random_raw(count * _UNIFORMS), dtype=np.uint64)
+    uniforms = ((words >> np.uint64(11)) * 2.0**-53).reshape(count, _UNIFORMS).T
+    mixed = uniforms[0] < options.prob
+    switched = uniforms[1] < options.switch_prob if options.mixup else options.cutmix > 0
+    cut = np.broadcast_to(switched if options.cutmix else False, count)
+    alpha = np.where(cut, options.cutmix or 1.0, options.mixup or 1.0)
+    own = np.where(mixed, _beta(alpha, uniforms[2], uniforms[3]), 1.0)
+    # As timm: a box of int(side x sqrt(1 - weight)) pixels around any pixel, within the image.
+    edges = []
+    for size, uniform in ((height, uniforms[4]), (width, uniforms[5])):
+        side = np.where(cut, (size * np.sqrt(1 - own)).astype(int), 2 * size)
+        centre = (uniform * size).astype(int)
+        edges += [np.clip(centre + end, 0, size) for end in (-(side // 2), (side + 1) // 2)]
+    top, bottom, left, right = edges
+    area = (bottom - top) * (right - left) / (height * width)
+    inside, own = np.where(cut, 0.0, own), np.where(cut, 1 - area, own)
+    return np.stack([*edges, inside, own], axis=1).astype(np.float32)
+
+
+def _beta(
+    alpha: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Draws of Beta(alpha, alpha), each from two uniform numbers in [0, 1).
+
+    Student's t with 2 alpha degrees of freedom (Bailey 1994), transformed: Devroye 1996, "Random
+    variate generation in one line of code". NumPy's own may change with its version (NEP 19).
+    """
+    angle = np.cos(2 * np.pi * second)
+    with np.errstate(over="ignore", divide="ignore"):  # infinity gives a weight of 0 or 1
+        squared = np.expm1(-np.log(first) / alpha) * angle**2
+        return np.asarray((1 + np.copysign(1 / np.sqrt(1 + 1 / squared), angle)) / 2)
