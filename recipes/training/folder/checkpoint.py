@@ -2,8 +2,8 @@
 
 Training is data-parallel, so all ranks hold the same parameters and optimizer state: they are in
 ``model.pt``, by the parameters' names. Buffers differ, such as the running statistics of batch
-norm, and each rank has its own in ``rank-<number>.pt``. ``state.json`` holds the rest of a run's
-state, the size and the SHA-256 of each file, and that of its own content.
+norm, and each rank has its own in ``rank-<number>.pt``. These files carry the CRC-32 of their
+records. ``state.json`` holds the rest of a run's state, and the SHA-256 of its own content.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable
+from contextlib import suppress
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -29,17 +29,17 @@ from ...ranks import Job
 from ..ema import WeightAverage
 from .names import CHECKPOINTS as CHECKPOINTS
 from .names import STATE as STATE
-from .tensor_files import read_tensors
+from .tensor_files import damaged_records, read_tensors
 
 #: What all ranks have in common: ``parameters``, ``optimizer``, and ``ema`` if there is an average.
 MODEL = "model.pt"
-FILES, DIGEST = "files", "sha256"
+DIGEST = "sha256"
 #: Most bytes of ``state.json``: callbacks of users keep in it what they like.
 _MOST_BYTES = 2**26
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
 _VALID = "another checkpoint, resume=PATH"
-#: The files that were read and are as they were written, with the time of their last change.
-_verified: set[tuple[Path, int, str]] = set()
+#: The files that this process found as they were written, with the time of their last change.
+_verified: set[tuple[Path, int]] = set()
 
 
 class CheckpointError(RecipeError):
@@ -80,13 +80,9 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
     damaged: list[str] = []
     for path in reversed(numbered(folder.glob("step-*"))):
         try:
-            if STATE not in os.listdir(path):  # though it got its name when it was complete
-                raise DamagedError(path, f"it has no {STATE}")
             state = read_state(path)
         except DamagedError as error:
             damaged.append(error.problem)
-        except OSError as error:
-            raise _unreadable(path, error) from error
         else:
             return path, state, damaged
     if damaged:
@@ -100,31 +96,34 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
 
     Args:
         path: The checkpoint's folder.
-        verified: Whether another process of this machine compares its files with their SHA-256.
+        verified: Whether another process of this machine verifies the files of tensors.
 
     Raises:
         DamagedError: A file is not as it was written.
         CheckpointError: ``path`` is not a checkpoint, or cannot be read.
     """
+    content: dict[str, Any] = {}
     try:
-        content = read_object(path / STATE, _MOST_BYTES)
+        with suppress(DamagedFileError):
+            content = read_object(path / STATE, _MOST_BYTES)
+        digest = content.pop(DIGEST, None)
+        if digest != digest_of(content) or not content.keys() >= set(_KEYS):
+            raise DamagedError(path, f"its {STATE} is not as it was written")
+        for name in [] if verified else [MODEL, *map(of_rank, range(content["world_size"]))]:
+            _verify(path, name)
     except (FileNotFoundError, NotADirectoryError):
+        if path.is_dir() and numbered([path]):  # though it got its name when it was complete
+            raise DamagedError(path, f"it has no {STATE}") from None
         raise CheckpointError(
             f"{path} is not a checkpoint",
             "a folder checkpoints/step-<number> of a run, or resume=true for the newest one in "
             "run_dir",
         ) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
-    except DamagedFileError:
-        content = {}
-    if not content.keys() >= set(_KEYS):
-        raise DamagedError(path, f"its {STATE} is not an object with the keys {', '.join(_KEYS)}")
-    _verify(path, content, files_too=not verified)
-    if MODEL not in content[FILES]:
-        problem = "was written by an earlier version of largebatch, whose checkpoints are no longer"
-        raise CheckpointError(f"{path} {problem} read", f"{_VALID}, or that version")
-    return {key: value for key, value in content.items() if key not in (FILES, DIGEST)}
+        valid = f"the same command again when it can be, or {_VALID}"
+        problem = f"{error.filename or path} cannot be read: {error.strerror}"
+        raise CheckpointError(problem, valid) from error
+    return content
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -132,52 +131,20 @@ def is_checkpoint(path: Path) -> bool:
     return (path / STATE).is_file()
 
 
-def _unreadable(path: object, error: OSError) -> CheckpointError:
-    """The error about a checkpoint that may be intact, and cannot be read now."""
-    valid = f"the same command again when it can be, or {_VALID}"
-    return CheckpointError(f"{path} cannot be read: {error.strerror}", valid)
-
-
-def _verify(folder: Path, content: dict[str, Any], *, files_too: bool) -> None:
-    """Check the files of a checkpoint against what its ``state.json`` says of them and of itself.
-
-    Files that were verified once in this process are not read again.
-    """
-    rest = {key: value for key, value in content.items() if key != DIGEST}
-    files: Any = content.get(FILES)
-    if content.get(DIGEST) != digest_of(rest) or not _are_facts(files):
-        raise DamagedError(folder, f"{STATE} is not as it was written")
-    for name, facts in files.items() if files_too else ():
-        try:
-            if problem := _problem(folder / name, facts):
-                raise DamagedError(folder, problem)
-        except OSError as error:
-            raise _unreadable(error.filename, error) from error
-
-
-def _are_facts(files: Any) -> bool:
-    """Whether this has the size and the SHA-256 of each file by its name."""
-    return isinstance(files, dict) and all(
-        Path(name).name == name and isinstance(facts, dict) and {"bytes", DIGEST} <= {*facts}
-        for name, facts in files.items()
-    )
-
-
-def _problem(path: Path, facts: dict[str, Any]) -> str:
-    """What is wrong with a file of a checkpoint; nothing where it is as it was written."""
+def _verify(folder: Path, name: str) -> None:
+    """Check that a file of tensors is as it was written, unless this process has done so."""
+    path = folder / name
     try:
-        found = path.stat()
-        if found.st_size != facts["bytes"]:
-            return f"{path.name} has {found.st_size:,} bytes, not {facts['bytes']:,}"
-        seen = (path, found.st_mtime_ns, str(facts[DIGEST]))
+        seen = (path, path.stat().st_mtime_ns)
         if seen not in _verified:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != facts[DIGEST]:
-                    return f"the SHA-256 of {path.name} is not that of when it was written"
+            if problem := damaged_records(path):
+                raise DamagedError(folder, f"{name}: {problem}")
+            read_tensors(path)
             _verified.add(seen)
     except FileNotFoundError:
-        return f"{path.name} is missing"
-    return ""
+        raise DamagedError(folder, f"{name} is missing") from None
+    except ValueError as problem:
+        raise DamagedError(folder, str(problem)) from None
 
 
 def digest_of(content: dict[str, Any]) -> str:
@@ -195,7 +162,7 @@ def read_parts(path: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
     """Read a verified checkpoint's tensors: what all ranks have in common, then those of each rank.
 
     Raises:
-        DamagedError: a file cannot be read, or does not hold what :mod:`.saving` writes.
+        DamagedError: A file cannot be read, or does not hold what :mod:`.saving` writes.
     """
     expected = {MODEL: {"parameters", "optimizer"}} | {of_rank(rank): {"buffers"} for rank in ranks}
     found = []

@@ -7,11 +7,10 @@ With several machines, the run folder must be on storage that all of them share.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +25,6 @@ from ..ema import WeightAverage
 from .checkpoint import (
     CHECKPOINTS,
     DIGEST,
-    FILES,
     MODEL,
     STATE,
     digest_of,
@@ -249,9 +247,16 @@ class Checkpoints:
         if ema:
             content["ema_updates"] = ema.updates
         try:
-            self._write_files(partial, tensors, content)
             with self._agreed():
                 if self._job.is_main:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    partial.mkdir(parents=True)
+            with self._agreed():
+                for name, part in tensors.items():
+                    write_tensors(partial / name, part)
+            with self._agreed():
+                if self._job.is_main:
+                    write_state(partial, content)
                     if path.exists():
                         _set_aside(path)
                     partial.rename(path)
@@ -267,22 +272,6 @@ class Checkpoints:
             for one in (*left, *self.folder.glob(".step-*.old")):
                 shutil.rmtree(one, ignore_errors=True)  # tried again after the next one
         return path
-
-    def _write_files(self, partial: Path, tensors: dict[str, Any], content: dict[str, Any]) -> None:
-        with self._agreed():
-            if self._job.is_main:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-        own: dict[str, dict[str, Any]] = {}
-        with self._agreed():
-            for name, part in tensors.items():
-                write_tensors(partial / name, part)
-            # Each rank reads its own files, which are in its machine's memory still.
-            own = facts_of(partial / name for name in tensors)
-        files = {name: facts for part in self._job.gather(own) for name, facts in part.items()}
-        with self._agreed():
-            if self._job.is_main:
-                write_state(partial, content, files)
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
@@ -334,23 +323,8 @@ def _common(model: nn.Module, optimizer: Optimizer, ema: WeightAverage | None) -
     return content | ({"ema": ema.parameters} if ema else {})
 
 
-def facts_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Return the size in bytes and the SHA-256 of files, by name, as they are on the disk.
-
-    The files are flushed first, so that they survive a loss of power.
-    """
-    found = {}
-    for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.name] = {"bytes": path.stat().st_size, DIGEST: digest}
-    return found
-
-
-def write_state(folder: Path, content: dict[str, Any], files: dict[str, dict[str, Any]]) -> None:
+def write_state(folder: Path, content: dict[str, Any]) -> None:
     """Write ``state.json``, and flush it and the folder."""
-    content = {**content, FILES: dict(sorted(files.items()))}
     with (folder / STATE).open("w") as file:
         file.write(json.dumps({**content, DIGEST: digest_of(content)}, indent=2))
         file.flush()

@@ -6,7 +6,6 @@ A pickle may run any command, so files are read with ``weights_only=True``.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import pickle
 import zipfile
@@ -17,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+#: Classes of which ``torch.load`` reads objects back without running code from the file.
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class NotPlainError(ValueError):
@@ -30,35 +31,13 @@ def check_plain(content: Any) -> None:
     Raises:
         NotPlainError: It would not.
     """
-    if any(isinstance(tensor, DTensor) for tensor in tensors_in(content)):
-        raise NotPlainError("DTensor")
-    buffer = io.BytesIO()
-    try:
-        torch.save(_on_meta(content), buffer)
-        buffer.seek(0)
-        torch.load(buffer, weights_only=True)
-    except Exception:  # of any kind: objects may refuse to be pickled
-        raise NotPlainError(_odd(content) or type(content).__name__) from None
-
-
-def _on_meta(content: Any) -> Any:
-    """The content with tensors that hold no values."""
-    if type(content) is dict:
-        return {key: _on_meta(value) for key, value in content.items()}
-    if type(content) in (list, tuple):
-        return type(content)(_on_meta(value) for value in content)
-    return content.to("meta") if type(content) is Tensor else content
-
-
-def _odd(content: Any) -> str | None:
-    """The class of the first object that is not plain data."""
     if type(content) in (dict, OrderedDict):
         content = [*content.keys(), *content.values()]
-    if type(content) in (list, tuple, set):
-        return next((found for part in content if (found := _odd(part))), None)
-    plain = (int, float, complex, bool, str, bytes, type(None))
-    is_plain = type(content) in plain or isinstance(content, Tensor)
-    return None if is_plain else type(content).__qualname__
+    if type(content) in (list, tuple, set, torch.Size):
+        for part in content:
+            check_plain(part)
+    elif type(content) not in (*_PLAIN, Tensor, torch.nn.Parameter):
+        raise NotPlainError(type(content).__qualname__)
 
 
 def tensors_in(content: Any) -> Iterator[Tensor]:
@@ -105,12 +84,12 @@ def read_tensors(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} cannot be read: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, not a dictionary")
-    if problem := _without_values(content, path):
+    if problem := without_values(content, path):
         raise ValueError(f"{path.name} {problem}")
     return content
 
 
-def _without_values(content: Any, path: Path) -> str:
+def without_values(content: Any, path: Path) -> str:
     """What a tensor claims to hold that the file does not; nothing if all are in it."""
     size = path.stat().st_size
     for tensor in tensors_in(content):
@@ -121,24 +100,21 @@ def _without_values(content: Any, path: Path) -> str:
     return ""
 
 
-def damage_of(path: Path) -> str:
-    """What is wrong with a file of ``torch.save``; nothing if it is intact or no such file.
+def damaged_records(path: Path) -> str:
+    """What is wrong with the records of a file of ``torch.save``; nothing if they are intact.
 
-    Its records are compared with their CRC-32, which ``torch.save`` writes and ``torch.load`` does
-    not look at.
+    They are compared with their CRC-32, which ``torch.save`` writes and ``torch.load`` does not
+    look at.
+
+    Raises:
+        OSError: The file is not there, or cannot be read now.
     """
     try:
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":  # of a zip file
-                return ""
         with zipfile.ZipFile(path) as records:
-            if name := records.testzip():
-                return f"the CRC-32 of its record {name} is not that of when it was written"
+            name = records.testzip()
     except Exception as error:  # zipfile raises errors of many kinds
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a damaged offset
+            raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         return f"its records cannot be read ({reason})"
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # of any kind: whoever reads the file says what it is instead
-        return ""
-    return _without_values(content, path)
+    return f"the CRC-32 of its record {name} is not that of when it was written" if name else ""

@@ -1,13 +1,12 @@
-"""Checkpoints that are damaged, incomplete or made to run code."""
+"""Checkpoints that are damaged, incomplete or made to run code; and those that are kept."""
 
 import errno
 import json
 import os
 import pickle
 import random
-import shutil
+import zipfile
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +17,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training.folder.checkpoint import (
-    digest_of,
-    latest,
-    load,
-    newest_intact,
-    read_state,
-)
-from largebatch.recipes.training.folder.saving import Checkpoints, facts_of, write_state
+from largebatch.recipes.training.folder import checkpoint
+from largebatch.recipes.training.folder.checkpoint import latest, load, newest_intact, read_state
+from largebatch.recipes.training.folder.saving import Checkpoints
 from largebatch.recipes.training.folder.tensor_files import NotPlainError, check_plain
 from largebatch.recipes.training.folder.weights import read_weights
 from tests.recipes.runs import make
@@ -49,24 +43,21 @@ def test_the_state_comes_back(saved):
     assert read_state(saved) == {"step": 3, "world_size": 1, **STATE}
 
 
-@pytest.mark.parametrize("content", [b"{", b"{}", b"[1]", b"\x80\x00", b'{"step": 3}'])
-def test_a_damaged_state_is_named(saved, content):
-    (saved / "state.json").write_bytes(content)
-    with pytest.raises(RecipeError) as error:
-        read_state(saved)
-    assert f"resume.from: {saved} is damaged: its state.json is not an object" in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["model.pt", "rank-0.pt"])
-@pytest.mark.parametrize("size", [None, 0, 1000])
-def test_missing_and_cut_files_are_named(saved, parts, name, size):
-    if size is None:
-        (saved / name).unlink()
+@pytest.mark.parametrize("name", ["model.pt", "rank-0.pt", "state.json"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b"[1]", b"\x80\x00", 1000])
+def test_missing_cut_and_other_files_are_named(saved, parts, name, content):
+    path = saved / name
+    if content is None:
+        path.unlink()
     else:
-        (saved / name).write_bytes((saved / name).read_bytes()[:size])
+        path.write_bytes(path.read_bytes()[:content] if content == 1000 else content)
+    if (name, content) == ("state.json", 1000):  # it is shorter
+        read_state(saved)
+        return
     with pytest.raises(RecipeError) as error:
         load(saved, *parts, JOB)
     assert str(error.value).startswith(f"resume.from: {saved} is damaged: ")
+    assert name in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -80,31 +71,35 @@ def test_an_incomplete_checkpoint_is_replaced(saved, parts):
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
-def flip_a_bit(path, generator):
-    content = bytearray(path.read_bytes())
-    place = generator.randrange(8 * len(content))
-    content[place // 8] ^= 1 << place % 8
-    path.write_bytes(content)
+def loaded(folder):
+    """What a model and its optimizer hold after a checkpoint was loaded into them."""
+    model = nn.Linear(20, 20)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    load(folder, model, optimizer, JOB)
+    return [*model.state_dict().values()], read_state(folder)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank-0.pt", "state.json"])
-def test_every_flipped_bit_is_found(saved, parts, tmp_path, name):
-    whole = tmp_path / "whole"
-    shutil.copytree(saved, whole)
-    generator = random.Random(0)
+def test_a_flipped_bit_is_found_or_harmless(saved, name):
+    """Beside values and names, a file of tensors has padding, whose bits change nothing."""
+    whole, expected = (saved / name).read_bytes(), loaded(saved)
+    generator, refused = random.Random(0), []
     for _ in range(80):
-        shutil.copy(whole / name, saved / name)
-        flip_a_bit(saved / name, generator)
-        with pytest.raises(RecipeError, match=r"resume.from: .* is damaged: ") as error:
-            load(saved, *parts, JOB)
-        assert "\n" not in str(error.value)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(saved, parts):
-    (saved / "model.pt").rename(saved / "__0_0.distcp")
-    sealed(saved)
-    with pytest.raises(RecipeError, match="was written by an earlier version of largebatch"):
-        newest_intact(saved.parent)
+        content = bytearray(whole)
+        place = generator.randrange(8 * len(content))
+        content[place // 8] ^= 1 << place % 8
+        (saved / name).write_bytes(content)
+        checkpoint._verified.clear()  # as the time of a change may be that of the one before
+        try:
+            tensors, state = loaded(saved)
+        except RecipeError as error:
+            refused.append(str(error))
+        else:
+            assert state == expected[1]
+            assert all(map(torch.equal, tensors, expected[0]))
+    head = f"resume.from: {saved} is damaged: "
+    assert all(text.startswith(head) and "\n" not in text for text in refused)
+    assert len(refused) == 80 if name == "state.json" else len(refused) > 9
 
 
 def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
@@ -115,8 +110,8 @@ def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
     (paths[2] / "model.pt").write_bytes(b"")
     found, _, lines = newest_intact(tmp_path)
     assert found == paths[1]
-    size = f"{(paths[1] / 'model.pt').stat().st_size:,}"
-    assert lines == [f"{paths[2]} is damaged: model.pt has 0 bytes, not {size}"]
+    (line,) = lines
+    assert line.startswith(f"{paths[2]} is damaged: model.pt: its records cannot be read (")
     (paths[1] / "state.json").unlink()
     found, _, lines = newest_intact(tmp_path)
     assert (found, len(lines)) == (paths[0], 2)
@@ -152,30 +147,13 @@ def test_later_checkpoints_are_set_aside_until_a_new_one_is_written(tmp_path, pa
 
 def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(saved, parts, monkeypatch):
     """It would be passed over, and then removed."""
-    opened = Path.open
 
-    def failing(path, *arguments, **options):
-        if path.name == "model.pt":
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return opened(path, *arguments, **options)
+    def failing(file):
+        raise OSError(errno.EIO, "Input/output error", file.filename)
 
-    monkeypatch.setattr(Path, "open", failing)
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", failing)
     with pytest.raises(RecipeError, match=r"model.pt cannot be read: Input/output error; val"):
         newest_intact(saved.parent)
-
-
-@pytest.mark.parametrize(
-    "files", [None, [], {"../x": {"bytes": 1, "sha256": "y"}}, {"x": 3}, {"x": {"bytes": 1}}]
-)
-def test_facts_of_another_form_are_damage(saved, files):
-    content = json.loads((saved / "state.json").read_text())
-    del content["files"], content["sha256"]
-    if files is not None:
-        content["files"] = files
-    content["sha256"] = digest_of(content)
-    (saved / "state.json").write_text(json.dumps(content))
-    with pytest.raises(RecipeError, match=r"is damaged: state.json is not as it was written"):
-        read_state(saved)
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path, parts):
@@ -204,14 +182,6 @@ def trap(tmp_path):
     assert path.exists()  # so that the tests show what they are to show
     path.unlink()
     return path
-
-
-def sealed(folder):
-    """Give a folder that was changed on purpose the digests of what it holds."""
-    content = json.loads((folder / "state.json").read_text())
-    files = facts_of(path for path in folder.iterdir() if path.name != "state.json")
-    del content["files"], content["sha256"]
-    write_state(folder, content, files)
 
 
 def changed(**parts):
@@ -247,7 +217,6 @@ def no_dictionary(folder, trap):
 )
 def test_what_a_hostile_file_holds_is_refused(saved, parts, trap, harm, words):
     harm(saved, trap)
-    sealed(saved)  # whoever makes such a folder makes its digests too
     with pytest.raises(RecipeError) as error:
         load(saved, *parts, JOB)
     assert str(error.value).startswith(f"resume.from: {saved} is damaged: {words}")

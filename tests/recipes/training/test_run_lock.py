@@ -122,15 +122,14 @@ def test_a_process_sees_that_its_lock_is_lost_and_leaves_it(tmp_path):
 
 def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkeypatch):
     path = left(tmp_path)
-    judge = run_lock._has_ended
+    judge = run_lock._check_ended
 
     def overtaken(path, seen, say):
         if seen[0]["machine"] != "elsewhere":
             return judge(path, seen, say)
         left(tmp_path, machine="quicker", id="q")  # between this judgement and the next step
-        return True
 
-    monkeypatch.setattr(run_lock, "_has_ended", overtaken)
+    monkeypatch.setattr(run_lock, "_check_ended", overtaken)
     with touched(path, 0.1):
         assert "process 7 of quicker" in refused(tmp_path)
     assert json.loads(path.read_text())["machine"] == "quicker"
