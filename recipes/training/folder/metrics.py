@@ -19,7 +19,7 @@ from ...ranks import Job
 from ..callbacks import Callback, Metrics, RunContext, Status
 from .names import METRICS as METRICS
 from .names import SKIPPED
-from .outcome import read_lines
+from .outcome import Line, read_lines
 
 _MOST_SKIPPED_BYTES = 2**30
 
@@ -39,21 +39,13 @@ class AppendedFile:
         self._file, self._size = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), size
         self.waiting = b""
 
-    def append(self, piece: bytes) -> None:
+    def append(self, piece: bytes = b"") -> None:
         """Append a piece after those that wait.
 
         Raises:
             OSError: It cannot be written; it waits.
         """
         self.waiting += piece
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what waits.
-
-        Raises:
-            OSError: It cannot be written; it waits.
-        """
         # At the end of the last whole piece, as a try before may have left a part of one.
         done = 0
         while done < len(self.waiting):
@@ -61,7 +53,9 @@ class AppendedFile:
         self._size, self.waiting = self._size + done, b""
 
     def close(self) -> None:
-        """Close the file, without writing what waits."""
+        """Write what waits, if there is room now, and close the file."""
+        with suppress(OSError):
+            self.append()
         with suppress(OSError):
             os.close(self._file)
 
@@ -101,8 +95,6 @@ class MetricsLog(Callback):
         self._write(name, step, epoch, lines)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
-        with suppress(OSError):
-            self._file.flush()
         self._file.close()
         if self._file.waiting:
             lines = self._file.waiting.count(b"\n")
@@ -123,10 +115,10 @@ class MetricsLog(Callback):
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Write the lines that wait, as a run that is resumed from there needs them."""
         with suppress(OSError):
-            self._file.flush()
+            self._file.append()
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+def read_metrics(run_dir: Path) -> list[Line]:
     """Read all lines of a run's metrics, in order; none if the file is not there.
 
     A last line that a crash cut short is left out.
@@ -134,18 +126,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         RecipeError: A line is not one that :class:`MetricsLog` writes.
     """
-    path = run_dir / METRICS
-    try:
-        metrics = read_lines(run_dir)
-    except FileNotFoundError:
-        return []
-    except (OSError, DamagedFileError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise RecipeError(f"{path} cannot be read: {problem}; mend or remove it") from None
+    metrics = read_lines(run_dir)
     if metrics.damaged:
         raise RecipeError(
-            f"{path}:{metrics.damaged[0]}: not a line of metrics, an object with the keys split, "
-            "step and epoch; mend or remove it"
+            f"{run_dir / METRICS}:{metrics.damaged[0]}: not a line of metrics, an object with the "
+            "keys split, step and epoch; mend or remove it"
         )
     return list(metrics.lines)
 
@@ -192,15 +177,12 @@ class SkippedImages:
             for image, what in loader.skipped.items()
         ]
         self._recorded = len(found)
-        everyone = self._job.gather(found)
-        if not self._job.is_main:
-            return []
+        everyone = [entry for entries in self._job.gather(found) for entry in entries]
         lines = []
-        for entry in (entry for entries in everyone for entry in entries):
-            if entry["image"] in self._lines:
-                continue
-            self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
-            lines.append(f"skipped {entry['image']}: {entry['what']}")
+        for entry in everyone if self._job.is_main else ():
+            if entry["image"] not in self._lines:
+                self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
+                lines.append(f"skipped {entry['image']}: {entry['what']}")
         if len(self._lines) > self._written:
             try:  # anew, so that a disk that is full leaves the old list
                 write_text(self._path, "".join(f"{line}\n" for line in self._lines.values()))
