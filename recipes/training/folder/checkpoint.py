@@ -43,12 +43,7 @@ _verified: set[tuple[Path, int]] = set()
 
 
 class CheckpointError(RecipeError):
-    """Raised for a checkpoint that cannot be used.
-
-    Args:
-        problem: The checkpoint, and what is wrong with it.
-        valid: What would be valid.
-    """
+    """Raised for a checkpoint that cannot be used."""
 
     def __init__(self, problem: str, valid: str = _VALID) -> None:
         super().__init__(f"resume.from: {problem}; valid: {valid}")
@@ -94,9 +89,7 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
 def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
     """Read the ``state`` passed to :meth:`Checkpoints.save`, with ``step`` and ``world_size``.
 
-    Args:
-        path: The checkpoint's folder.
-        verified: Whether another process of this machine verifies the files of tensors.
+    The files of tensors are verified too, unless another process of this machine has done so.
 
     Raises:
         DamagedError: A file is not as it was written.
@@ -201,15 +194,8 @@ def load(
     Each rank gets its own buffers back, or their mean over ranks if the number of ranks has
     changed. If the checkpoint has no moving average, ``ema`` restarts from the loaded weights.
 
-    Args:
-        path: The checkpoint's folder.
-        model: The model without its DDP wrapper.
-        optimizer: Optimizer of the model's parameters.
-        job: The ranks.
-        ema: Moving average of the model's weights, if there is one.
-
     Raises:
-        AgreedError: a file of the checkpoint is missing or damaged; raised on all ranks.
+        AgreedError: A file of the checkpoint is missing or damaged; raised on all ranks.
     """
     common: dict[str, Any] = {}
     buffers: list[dict[str, Any]] = []

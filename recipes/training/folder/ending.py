@@ -34,16 +34,11 @@ def recorded(
     is_ours: Callable[[], bool],
     facts: Callable[[], dict[str, Any]] = dict,
 ) -> Iterator[None]:
-    """Context manager that records how its body, a run, ends.
+    """Context manager that records how its body, a run, ends, if its folder still ``is_ours``.
 
-    Args:
-        folder: The run's folder.
-        why_stopped: Why a callback stopped the run; None if none did.
-        is_ours: Whether the folder is still this run's at the end; nothing is written otherwise.
-        facts: What to record besides, by name.
+    ``why_stopped`` says why a callback stopped it, None if none did; ``facts`` what else to record.
     """
-    with suppress(FileNotFoundError):
-        (folder / ENDING).unlink()
+    (folder / ENDING).unlink(missing_ok=True)
     status: Status = "finished"
     reason = ""
     try:

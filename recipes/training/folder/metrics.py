@@ -27,12 +27,7 @@ _MOST_SKIPPED_BYTES = 2**30
 class AppendedFile:
     """A file to which pieces are appended in order, each as a whole, or kept until there is room.
 
-    Args:
-        path: The file, which is made if it is not there.
-        size: Length of what it holds already, in bytes.
-
-    Attributes:
-        waiting: What could not be written yet.
+    It is made if it is not there, else it holds ``size`` bytes; ``waiting`` could not be written.
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
@@ -136,13 +131,7 @@ def read_metrics(run_dir: Path) -> list[Line]:
 
 
 class SkippedImages:
-    """Collects the unusable images that the loaders of all ranks have met.
-
-    Args:
-        run_dir: The run's folder.
-        job: The ranks.
-        loaders: The loaders of this rank, by split; None for one that there is not.
-    """
+    """Collects the unusable images that the loaders of all ranks, by split, have met."""
 
     def __init__(self, run_dir: Path, job: Job, loaders: Mapping[str, Loader | None]) -> None:
         self._path = run_dir / SKIPPED
@@ -168,8 +157,7 @@ class SkippedImages:
     def record(self) -> list[str]:
         """Add the images found on all ranks to the list; a collective.
 
-        Returns:
-            One line for each image that is new in the list; empty on other ranks than 0.
+        Rank 0 returns a line for each image that is new in the list.
         """
         found = [
             {"split": split, "image": image, "what": what}

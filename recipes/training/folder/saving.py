@@ -6,7 +6,6 @@ With several machines, the run folder must be on storage that all of them share.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -41,9 +40,6 @@ from .resume import largest_micro_batch
 from .tensor_files import NotPlainError, check_plain, tensors_in, write_tensors
 from .weights import set_results_aside
 
-#: Errors of file systems that cannot flush a folder, such as SMB and some in user space.
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
-
 
 class NotWrittenError(AgreedError):
     """Raised on all ranks where a checkpoint cannot be written; the message says why."""
@@ -52,14 +48,9 @@ class NotWrittenError(AgreedError):
 class Checkpoints:
     """Writes the checkpoints of a run; all ranks make every call.
 
-    Args:
-        folder: The folder ``checkpoints`` in the run's: one folder ``step-<number>`` for each.
-        job: The ranks.
-        keep: Number of newest checkpoints to keep.
-        keeps_best: Whether to keep the one of the best evaluation besides.
-        newest: The newest checkpoint when the run was built, on rank 0.
-        saved: State of the checkpoint that the run resumes from; empty without one.
-        warn: Shows a warning on rank 0.
+    ``folder`` has a folder ``step-<number>`` for each. The ``keep`` newest are kept, and with
+    ``keeps_best`` that of the best evaluation besides. ``newest`` is the newest one when the run
+    was built, on rank 0; ``saved`` the state of the one that it resumes from, empty without one.
     """
 
     def __init__(
@@ -97,10 +88,8 @@ class Checkpoints:
     ) -> Iterator[None]:
         """Context manager that keeps other runs out of the folder, and records how this one ends.
 
-        Args:
-            step: The step at which the run begins. Checkpoints after it are set aside.
-            why_stopped: Why a callback stopped the run; None if none did.
-            facts: What to record of the end besides.
+        Checkpoints after ``step``, at which the run begins, are set aside. ``why_stopped`` says why
+        a callback stopped it, None if none did; ``facts`` what to record of its end besides.
 
         Raises:
             AgreedError: Another run writes into the folder, or has since this one was built.
@@ -160,18 +149,9 @@ class Checkpoints:
         *,
         ends: bool = False,
     ) -> Path | None:
-        """Write a checkpoint as :meth:`write` does, unless it is there, and remove old ones.
+        """Write a checkpoint as :meth:`write` does, and return it; None if it was there already.
 
-        Args:
-            step: Number of steps made.
-            model: The model without its DDP wrapper.
-            optimizer: Optimizer of the model's parameters.
-            state: What ``state.json`` holds of the run.
-            ema: Moving average of the model's weights, if there is one.
-            ends: Whether the run ends here, so that the checkpoint has to be written.
-
-        Returns:
-            Its folder; None if it was there, or could not be written.
+        Where it cannot be written, it is left out with a warning, unless the run ``ends`` here.
 
         Raises:
             StorageError: The last checkpoint cannot be written, or the folder is another run's.
@@ -211,15 +191,10 @@ class Checkpoints:
         ema: WeightAverage | None = None,
         best: int | None = None,
     ) -> Path:
-        """Write a checkpoint; a crash at any time leaves a complete one or none.
+        """Write a checkpoint, and remove old ones but that of step ``best``.
 
-        Args:
-            step: As :meth:`save` takes it, and so are the next four.
-            model: The model; its buffers are stored for each rank.
-            optimizer: Its optimizer.
-            state: ``loader``, ``precision`` and ``recipe``; must be serializable as JSON.
-            ema: Its average.
-            best: Step of a checkpoint that is kept besides the newest.
+        A crash at any time leaves a complete one or none. The model is without its DDP wrapper, and
+        its buffers are stored for each rank; ``state`` is what ``state.json`` holds of the run.
 
         Raises:
             NotWrittenError: There is no room, or the folder cannot be written; raised on all ranks.
@@ -260,8 +235,7 @@ class Checkpoints:
                     if path.exists():
                         _set_aside(path)
                     partial.rename(path)
-                    with suppress(OSError):  # it is written, though a loss of power may lose it
-                        _flush_folder(self.folder)
+                    _flush_folder(self.folder)
         except NotWrittenError as error:
             if self._job.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -333,12 +307,10 @@ def write_state(folder: Path, content: dict[str, Any]) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(opened)
+    """Flush the names in a folder to the disk, where its file system does that."""
+    with suppress(OSError):  # what is in it is written, though a loss of power may lose it
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -110,14 +110,10 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
 
     A file of ``torch.save`` is first verified by the CRC-32 of its records. timm reads the files:
     from a training checkpoint it takes the EMA if there is one, strips the prefixes of DataParallel
-    and torch.compile, and unpickles weights only. A run's folder is read
-    from its ``weights.pt``, or else from its newest checkpoint; a checkpoint is read with FP32
-    masters where it has them, and with buffers averaged over the ranks.
-
-    Args:
-        path: The file or folder.
-        ema: Of a run or a checkpoint, read the moving average of the weights.
-        key: Where the user gave the path, for messages.
+    and torch.compile, and unpickles weights only. A run's folder is read from its ``weights.pt``,
+    or else from its newest checkpoint; a checkpoint with FP32 masters where it has them, and with
+    buffers averaged over the ranks. ``ema`` reads the moving average of a run or checkpoint;
+    ``key`` is where the user gave the path, for messages.
 
     Raises:
         RecipeError: ``path`` holds no weights, or is damaged.

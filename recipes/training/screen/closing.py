@@ -56,13 +56,7 @@ def end_early(
 ) -> dict[str, Any]:
     """Show the end of a run that was stopped or diverged, and return its facts; else nothing.
 
-    Args:
-        run: The run.
-        clock: Measures where its time goes.
-        status: How it ended.
-        step: Steps made.
-        by_signal: Number of the signal that stopped it; 0: none.
-        why: Why a callback stopped it otherwise.
+    ``by_signal`` is the number of the signal that stopped it, or 0; ``why`` a callback's reason.
     """
     if not run.job.is_main or status not in ("stopped", "diverged"):
         return {}
@@ -98,15 +92,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write weights in FP32, report and summary of a run that has finished, and show its end.
 
-    Args:
-        run: The run.
-        precision: The precision that it was trained in.
-        average: State dict of the moving average of the weights, if there is one.
-        skipped_images: Number of images that could not be used.
-        clock: Measures where its time goes.
-
-    Returns:
-        The summary.
+    ``average`` is the state dict of the moving average of the weights. Returns the summary.
 
     Raises:
         StorageError: A file cannot be written.
@@ -148,10 +134,8 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
     """Return advice on the input of a finished run; empty if it hardly waited for its data.
 
     The first step's wait, in which the input starts up, does not count: a longer run would not
-    repeat it. Times the stages of the input on some images of the run, for a few seconds.
-
-    Returns:
-        The times of the stages in one line, and remedies.
+    repeat it. Times the stages of the input on some images of the run, for a few seconds. The first
+    line has these times, and the others remedies.
     """
     wait_share = summary["steady_wait_share"]
     if wait_share < INPUT_BOUND or loader.backend == "synthetic":
@@ -191,20 +175,13 @@ def _storage_errors(run_dir: Path) -> Iterator[None]:
 def ending_facts(
     status: Status, run: RunContext, clock: RunClock, step: int | None = None
 ) -> dict[str, Any]:
-    """Return what the files of a run hold of its end.
+    """Return what the files of a run hold of its end, after ``step`` or as its metrics tell.
 
-    Args:
-        status: How the run ends.
-        run: The run.
-        clock: Its clock.
-        step: Steps made; by default those in its metrics.
-
-    Returns:
-        What :func:`.outcome.results_of` tells of it, and ``total_steps``; ``checkpoint_step`` of a
-        run that was stopped, the step of its newest checkpoint, or None; ``target`` with the step,
-        the epoch and the time at which ``target_accuracy`` was reached, or None; ``from_step``, at
-        which this process began; ``time_spent`` and ``training_time`` of this process, in seconds;
-        and ``next``, the commands to go on with.
+    That is what :func:`.outcome.results_of` tells, and ``total_steps``; ``checkpoint_step`` of a
+    run that was stopped, the step of its newest checkpoint, or None; ``target`` with the step, the
+    epoch and the time at which ``target_accuracy`` was reached, or None; ``from_step``, at which
+    this process began; ``time_spent`` and ``training_time`` of this process, in seconds; and
+    ``next``, the commands to go on with.
     """
     metrics = metrics_of(run.run_dir)
     facts = results_of(metrics)
@@ -240,14 +217,7 @@ def _target(accuracy: float | None, metrics: Metrics) -> dict[str, Any] | None:
 
 
 def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
-    """Show how a run ended; each line fits 100 columns where paths allow.
-
-    Args:
-        run: The run.
-        status: How it ended.
-        facts: Of :func:`ending_facts`.
-        files: What else to name, by label.
-    """
+    """Show how a run ended, and where some files are; lines fit 100 columns where paths allow."""
     place = f"at step {facts['step']:,} of {facts['total_steps']:,}, epoch {facts['epoch']:.1f}"
     run.say(f"{run.name}, seed {run.recipe.seed}: {status} {place}")
     for name, text in _reached(facts, run.recipe.target_accuracy):
@@ -314,13 +284,8 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     """Return at most two commands to go on with, the more useful one first.
 
     They are built from the recipe in the run's folder, which has every key with the overrides of
-    the command line, so that none of them has to be typed again.
-
-    Args:
-        status: How the run ended; of one that failed otherwise, the error says what to do.
-        run: The run.
-        facts: Of :func:`ending_facts`; a run that was stopped cannot be resumed without
-            ``checkpoint_step``.
+    the command line, so that none of them has to be typed again. Of a run that failed, the error
+    says what to do.
     """
     folder, job = str(run.run_dir), run.job
     report = shlex.join(["largebatch", "report", folder, "--out", "report.html"])

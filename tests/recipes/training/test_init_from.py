@@ -2,9 +2,9 @@
 
 import random
 import shutil
+from pathlib import Path
 
 import pytest
-import timm
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -136,17 +136,16 @@ def compare(shallow, deep):
 
 
 @pytest.mark.parametrize(
-    ("shallow", "deep", "blocks"),
+    ("shallow", "deep", "blocks", "zero"),
     [
         # with a first block that has a downsample path, and without (resnet18's first stage)
-        (("resnet18", {}), ("resnet34", {}), 8),
-        (("resnet26", {}), ("resnet50", {}), 8),
-        (("resnet26", {"layers": [1, 1, 1, 1]}), ("resnet50", {"layers": [2, 1, 3, 1]}), 3),
-        (("seresnet18", {}), ("seresnet34", {}), 8),
-        (("resnet26d", {}), ("resnet101d", {}), 25),
+        (("resnet18", {}), ("resnet34", {}), 8, True),
+        (("resnet26", {}), ("resnet50", {}), 8, False),
+        (("resnet26", {"layers": [1, 1, 1, 1]}), ("resnet50", {"layers": [2, 1, 3, 1]}), 3, True),
+        (("seresnet18", {}), ("seresnet34", {}), 8, False),
+        (("resnet26d", {}), ("resnet101d", {}), 25, True),
     ],
 )
-@pytest.mark.parametrize("zero", [True, False])
 def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blocks, zero):
     small = stirred(built(shallow[0], **shallow[1]))
     path = as_file(small.state_dict(), tmp_path / "small.pth")
@@ -163,16 +162,6 @@ def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blo
     assert len(gammas) == blocks
     large.train()(torch.randn(4, 3, 32, 32)).square().sum().backward()
     assert all(gamma.grad.any() for gamma in gammas)
-
-
-def test_models_of_full_width_start_as_the_same_function(tmp_path):
-    small = stirred(timm.create_model("resnet18", num_classes=10))
-    path = as_file(small.state_dict(), tmp_path / "small.pth")
-    large = timm.create_model("resnet34", num_classes=10)
-    assert start_from(str(path), large, "resnet34") == (
-        f"weights from {path}: 122 tensors copied, 8 new blocks start as identity"
-    )
-    compare(small, large)
 
 
 def test_loading_changes_neither_modes_nor_random_state(file):
@@ -242,6 +231,18 @@ class Other:
     """A class that only pickle can store."""
 
 
+def cut_file(path):
+    torch.save(built().state_dict(), path)
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+def cut_safetensors(path):
+    path = path.with_suffix(".safetensors")
+    save_file({"a": torch.ones(9)}, path)
+    path.write_bytes(path.read_bytes()[:30])
+    return path
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -253,32 +254,25 @@ class Other:
         ({"a": Other()}, "cannot be read as weights: RuntimeError: weights_only=True blocked"),
         (nn.Linear(2, 2), "cannot be read as weights: RuntimeError: weights_only=True blocked"),
         ({}, "has no conv1.weight, which X needs"),
+        (Path.mkdir, "holds no weights"),
+        (cut_file, "is damaged: its records cannot be read"),
+        (cut_safetensors, "cannot be read as weights: "),
     ],
 )
 def test_a_file_without_weights_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.pth"
-    if isinstance(content, bytes):
+    if callable(content) and not isinstance(content, nn.Module):
+        path = content(path) or path
+    elif isinstance(content, bytes):
         path.write_bytes(content)
     elif content is not None:
         torch.save(content, path)
     with pytest.raises(RecipeError) as error:
         start_from(str(path), built(), "X")
-    assert f"init.from: {path} {message}" in str(error.value) or message in str(error.value)
+    assert str(error.value).startswith("init.from: ")
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert "valid: " in str(error.value)
-
-
-def test_damaged_files_and_folders_are_refused(file, tmp_path, photos):
-    cut = tmp_path / "cut.pth"
-    cut.write_bytes(file.read_bytes()[:20_000])
-    safe = tmp_path / "cut.safetensors"
-    save_file({"a": torch.ones(9)}, safe)
-    safe.write_bytes(safe.read_bytes()[:30])
-    for path, words in ((cut, "its records cannot be read"), (safe, "cannot be read as weights: ")):
-        with pytest.raises(RecipeError, match=words):
-            start_from(str(path), built(), "X")
-    with pytest.raises(RecipeError, match=r"init.from: the folder .* holds no weights; valid: "):
-        start_from(str(tmp_path), built(), "X")
 
 
 @pytest.fixture(scope="module")
@@ -302,18 +296,6 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
         assert f"\nweights from {path}: {len(exported)} tensors copied" in capsys.readouterr().out
     average = make(photos, tmp_path / "run", f"init.from={run}/weights_ema.pt")
     assert_same(weights(average), torch.load(run / "weights_ema.pt"))
-
-
-def test_a_damaged_checkpoint_is_refused(run, tmp_path):
-    checkpoint = next((run / "checkpoints").iterdir())
-    for name in ("model.pt", "rank-0.pt"):
-        damaged = tmp_path / name / checkpoint.name
-        shutil.copytree(checkpoint, damaged)
-        (damaged / name).write_bytes((damaged / name).read_bytes()[:100])
-        with pytest.raises(RecipeError) as error:
-            start_from(str(damaged), built(), "X")
-        assert f"init.from: {damaged} is damaged: " in str(error.value)
-        assert "\n" not in str(error.value)
 
 
 def test_a_flipped_bit_of_a_weight_file_is_refused_or_harmless(tmp_path):
