@@ -26,7 +26,7 @@ from .outcome import has_metrics
 _CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 
 _UNCHANGEABLE = (
-    *("model.name", "model.args", "batch_size", "optimizer.name"),
+    *("model.name", "model.args", "batch_size", "optimizer.name", "optimizer.args"),
     # which decide the optimizer's parameter groups
     *("optimizer.decay_bias_and_norm", "optimizer.adapt_bias_and_norm"),
 )
@@ -113,9 +113,6 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
     options = recipe.optimizer
     joined = options.decay_bias_and_norm and options.adapt_bias_and_norm  # else biases have a group
 
-    def args(value: dict[str, Any]) -> dict[str, Any]:
-        return {name: one for name, one in value.items() if name not in entry.trainers}
-
     def is_one(value: float) -> bool:
         return value == 1
 
@@ -125,7 +122,6 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
     # By key, what of its value has to be the same, and what else is valid on resume.
     rules: dict[str, tuple[Callable[[Any], Any], str]] = {
         **dict.fromkeys(_UNCHANGEABLE, (lambda value: value, "")),
-        "optimizer.args": (args, ""),
         "optimizer.dialect": (lambda value: value, ""),
         "optimizer.body_lr_scale": (is_one, "1 in both, or another value in both"),
         "optimizer.bias_lr_scale": (is_one, "1 in both, or another value in both"),
@@ -139,6 +135,8 @@ def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
         del rules["optimizer.bias_lr_scale"]
     for key, (part, valid) in rules.items():
         old, new = _value(saved, key), _value(now, key)
+        if key == "optimizer.args":
+            old, new = ({k: of[k] for k in of if k not in entry.trainers} for of in (old, new))
         if part(old) != part(new):
             raise RecipeError(
                 f"resume.from: the checkpoint was written with {key}={old}, not {new}; "

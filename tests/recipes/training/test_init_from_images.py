@@ -6,11 +6,9 @@ import torch
 from largebatch.pipeline import DataError, Loader
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.airbench import Airbench
-from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import build, initial_weights
-from largebatch.recipes.training.folder.place import run_place
+from largebatch.recipes.training import initial_weights
 from tests.ranks import run_ranks
-from tests.recipes.runs import BASE, JOB, make, train, weights
+from tests.recipes.runs import make, train, weights
 
 AIRBENCH = [
     "model.name=airbench",
@@ -59,21 +57,6 @@ def evaluated(source, trainer):
     """A loader of images as they are evaluated."""
     loader = trainer.val_loader
     return Loader(source, loader.transform, batch_size=8, training=False, backend=loader.backend)
-
-
-def test_ranks_with_another_number_of_images_are_refused(photos, tmp_path):
-    facts = [
-        build.prepare(loaded, JOB, run_place(loaded, "x"))
-        for loaded in (
-            load("digits", [*BASE, f"data.path={photos}", *AIRBENCH, key])
-            for key in ("init.images=30", "init.images=31")
-        )
-    ]
-    one, other = (
-        part.facts(load("digits", [*BASE, *AIRBENCH, key]).recipe)
-        for part, key in zip(facts, ("init.images=30", "init.images=31"), strict=True)
-    )
-    assert {name for name in one if one[name] != other[name]} == {"the recipe's init"}
 
 
 def test_the_first_layer_is_not_trained_and_a_resumed_run_keeps_it(photos, tmp_path):
