@@ -24,9 +24,11 @@ from ..ema import WeightAverage
 from .checkpoint import (
     CHECKPOINTS,
     DIGEST,
+    FILES,
     MODEL,
     STATE,
     digest_of,
+    facts_of,
     latest,
     names_of,
     numbered,
@@ -226,9 +228,13 @@ class Checkpoints:
                 if self._job.is_main:
                     shutil.rmtree(partial, ignore_errors=True)
                     partial.mkdir(parents=True)
+            own_files = {}
             with self._agreed():
                 for name, part in tensors.items():
                     write_tensors(partial / name, part)
+                    # Each rank reads its own files, which are in its machine's memory still.
+                    own_files[name] = facts_of(partial / name)
+            content[FILES] = {k: v for part in self._job.gather(own_files) for k, v in part.items()}
             with self._agreed():
                 if self._job.is_main:
                     write_state(partial, content)

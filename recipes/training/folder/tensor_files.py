@@ -84,12 +84,12 @@ def read_tensors(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} cannot be read: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, not a dictionary")
-    if problem := without_values(content, path):
+    if problem := _without_values(content, path):
         raise ValueError(f"{path.name} {problem}")
     return content
 
 
-def without_values(content: Any, path: Path) -> str:
+def _without_values(content: Any, path: Path) -> str:
     """What a tensor claims to hold that the file does not; nothing if all are in it."""
     size = path.stat().st_size
     for tensor in tensors_in(content):
@@ -100,21 +100,24 @@ def without_values(content: Any, path: Path) -> str:
     return ""
 
 
-def damaged_records(path: Path) -> str:
-    """What is wrong with the records of a file of ``torch.save``; nothing if they are intact.
+def damage_of(path: Path) -> str:
+    """What is wrong with a file of ``torch.save``; nothing if it is intact or no such file.
 
-    They are compared with their CRC-32, which ``torch.save`` writes and ``torch.load`` does not
-    look at.
-
-    Raises:
-        OSError: The file is not there, or cannot be read now.
+    Its records are compared with their CRC-32, which ``torch.save`` writes and ``torch.load`` does
+    not look at.
     """
     try:
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":  # of a zip file
+                return ""
         with zipfile.ZipFile(path) as records:
-            name = records.testzip()
+            if name := records.testzip():
+                return f"the CRC-32 of its record {name} is not that of when it was written"
     except Exception as error:  # zipfile raises errors of many kinds
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a damaged offset
-            raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         return f"its records cannot be read ({reason})"
-    return f"the CRC-32 of its record {name} is not that of when it was written" if name else ""
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # of any kind: whoever reads the file says what it is instead
+        return ""
+    return _without_values(content, path)

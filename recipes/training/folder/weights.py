@@ -16,7 +16,7 @@ from .checkpoint import CheckpointError, mean_over_ranks, read_parts
 from .names import CLASSES, SUMMARY
 from .names import WEIGHTS as WEIGHTS
 from .names import WEIGHTS_EMA as WEIGHTS_EMA
-from .tensor_files import damaged_records, without_values, write_tensors
+from .tensor_files import damage_of, write_tensors
 
 #: Folder in a run's folder for the results of a run that had finished there, and then went on.
 PREVIOUS = "previous"
@@ -121,7 +121,7 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
     path, _ = source_of(path, ema=ema, key=key)
     if path.is_dir():
         return _of_checkpoint(path, ema, key)
-    if problem := _damage_of(path):
+    if problem := damage_of(path):
         raise RecipeError(f"{key}: {path} is damaged: {problem}; {_VALID}")
     from timm.models import load_state_dict
 
@@ -137,21 +137,6 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
                 f"{type(value).__name__}, not a dense tensor; {_VALID}"
             )
     return content
-
-
-def _damage_of(path: Path) -> str:
-    """What is wrong with a file of ``torch.save``; nothing if it is intact or no such file."""
-    try:
-        with path.open("rb") as file:
-            is_zip = file.read(2) == b"PK"
-        if problem := is_zip and damaged_records(path):
-            return problem
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    except Exception:  # of any kind: timm says what is wrong with it
-        return ""
-    return without_values(content, path)
 
 
 def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:

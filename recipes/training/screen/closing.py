@@ -137,7 +137,7 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
     repeat it. Times the stages of the input on some images of the run, for a few seconds. The first
     line has these times, and the others remedies.
     """
-    wait_share = summary["steady_wait_share"]
+    wait_share = summary.get("steady_wait_share", 0.0)
     if wait_share < INPUT_BOUND or loader.backend == "synthetic":
         return []
     try:
@@ -184,9 +184,9 @@ def ending_facts(
     ``next``, the commands to go on with.
     """
     metrics = metrics_of(run.run_dir)
-    facts = results_of(metrics)
-    if step is not None:
-        facts |= {"step": step, "epoch": run.timeline.epoch(step)}
+    made = run.step if step is None else step
+    facts = {"step": made, "epoch": run.timeline.epoch(made)}
+    facts = {**facts, **results_of(metrics)} if step is None else {**results_of(metrics), **facts}
     if status == "stopped":
         newest = latest(run.run_dir / CHECKPOINTS)
         facts["checkpoint_step"] = step_of(newest) if newest else None

@@ -1,11 +1,11 @@
 """Checkpoints that are damaged, incomplete or made to run code; and those that are kept."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
 import random
-import zipfile
 from collections import deque
 
 import numpy as np
@@ -18,8 +18,14 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.training.folder import checkpoint
-from largebatch.recipes.training.folder.checkpoint import latest, load, newest_intact, read_state
-from largebatch.recipes.training.folder.saving import Checkpoints
+from largebatch.recipes.training.folder.checkpoint import (
+    facts_of,
+    latest,
+    load,
+    newest_intact,
+    read_state,
+)
+from largebatch.recipes.training.folder.saving import Checkpoints, write_state
 from largebatch.recipes.training.folder.tensor_files import (
     NotPlainError,
     check_plain,
@@ -69,35 +75,20 @@ def test_an_incomplete_checkpoint_is_replaced(saved, parts):
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
-def loaded(folder):
-    """What a model and its optimizer hold after a checkpoint was loaded into them."""
-    model = nn.Linear(20, 20)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    load(folder, model, optimizer, JOB)
-    return [*model.state_dict().values()], read_state(folder)
-
-
 @pytest.mark.parametrize("name", ["model.pt", "rank-0.pt", "state.json"])
-def test_a_flipped_bit_is_found_or_harmless(saved, name):
-    """Beside values and names, a file of tensors has padding, whose bits change nothing."""
-    whole, expected = (saved / name).read_bytes(), loaded(saved)
-    generator, refused = random.Random(0), []
-    for _ in range(80):
+def test_every_flipped_bit_is_found(saved, name):
+    whole, generator = (saved / name).read_bytes(), random.Random(0)
+    for _ in range(40):
         content = bytearray(whole)
         place = generator.randrange(8 * len(content))
         content[place // 8] ^= 1 << place % 8
         (saved / name).write_bytes(content)
-        checkpoint._verified.clear()  # as the time of a change may be that of the one before
-        try:
-            tensors, state = loaded(saved)
-        except RecipeError as error:
-            refused.append(str(error))
-        else:
-            assert state == expected[1]
-            assert all(map(torch.equal, tensors, expected[0]))
-    head = f"resume.from: {saved} is damaged: "
-    assert all(text.startswith(head) and "\n" not in text for text in refused)
-    assert len(refused) == 80 if name == "state.json" else len(refused) > 9
+        checkpoint._verified.clear()
+        with pytest.raises(RecipeError, match=r"resume.from: .* is damaged: ") as error:
+            read_state(saved)
+        assert "\n" not in str(error.value)
+    (saved / name).write_bytes(whole)
+    read_state(saved)
 
 
 def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
@@ -108,8 +99,8 @@ def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
     (paths[2] / "model.pt").write_bytes(b"")
     found, _, lines = newest_intact(tmp_path)
     assert found == paths[1]
-    (line,) = lines
-    assert line.startswith(f"{paths[2]} is damaged: model.pt: its records cannot be read (")
+    problem = "the SHA-256 of model.pt is not that of when it was written"
+    assert lines == [f"{paths[2]} is damaged: {problem}"]
     (paths[1] / "state.json").unlink()
     found, _, lines = newest_intact(tmp_path)
     assert (found, len(lines)) == (paths[0], 2)
@@ -143,13 +134,14 @@ def test_later_checkpoints_are_set_aside_until_a_new_one_is_written(tmp_path, pa
     assert read_state(tmp_path / "step-00000030")["loader"] == {"position": 6}
 
 
-def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(saved, parts, monkeypatch):
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(saved, monkeypatch):
     """It would be passed over, and then removed."""
+    checkpoint._verified.clear()
 
-    def failing(file):
-        raise OSError(errno.EIO, "Input/output error", file.filename)
+    def failing(file, _):
+        raise OSError(errno.EIO, "Input/output error", file.name)
 
-    monkeypatch.setattr(zipfile.ZipFile, "testzip", failing)
+    monkeypatch.setattr(hashlib, "file_digest", failing)
     with pytest.raises(RecipeError, match=r"model.pt cannot be read: Input/output error; val"):
         newest_intact(saved.parent)
 
@@ -172,6 +164,14 @@ def trap(tmp_path):
     assert path.exists()  # so that the tests show what they are to show
     path.unlink()
     return path
+
+
+def sealed(folder):
+    """Give a folder that was changed on purpose the digests of what it holds."""
+    content = json.loads((folder / "state.json").read_text())
+    del content["sha256"]
+    content["files"] = {name: facts_of(folder / name) for name in content["files"]}
+    write_state(folder, content)
 
 
 def changed(**parts):
@@ -207,6 +207,7 @@ def no_dictionary(folder, trap):
 )
 def test_what_a_hostile_file_holds_is_refused(saved, parts, trap, harm, words):
     harm(saved, trap)
+    sealed(saved)  # whoever makes such a folder makes its digests too
     with pytest.raises(RecipeError) as error:
         load(saved, *parts, JOB)
     assert str(error.value).startswith(f"resume.from: {saved} is damaged: {words}")

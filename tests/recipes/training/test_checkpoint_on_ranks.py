@@ -45,8 +45,7 @@ def load_while_counting(folder, loaded):
     job = Job(rank, 2, 2, torch.device("cpu"))
     model = nn.Linear(20, 20)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    verify = checkpoint.damaged_records
-    with mock.patch.object(checkpoint, "damaged_records", wraps=verify) as verified:
+    with mock.patch.object(checkpoint, "facts_of", wraps=checkpoint.facts_of) as verified:
         place = agreed_place(loaded, job)
         load(place.resume_from, model, optimizer, job)
     return place.resume_from == folder, place.saved["step"], verified.call_count

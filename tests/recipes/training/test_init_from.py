@@ -375,7 +375,7 @@ def test_a_damaged_newest_checkpoint_of_a_run_is_passed_over_with_a_line(photos,
     capsys.readouterr()
     trainer = make(photos, tmp_path / "new", f"init.from={run}")
     output = " ".join(capsys.readouterr().out.split())
-    assert "step-00000006 is damaged: model.pt: its records cannot be read" in output
+    assert "step-00000006 is damaged: the SHA-256 of model.pt is not that" in output
     assert "reading step-00000003 instead" in output
     found = weights(trainer)
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -269,9 +269,10 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(photos, tmp_p
     (newest / "model.pt").write_bytes(data)
     resumed = make(photos, tmp_path / "run", *EVERY_STEP, "resume=true")
     assert resumed.step == 6
-    warning = capsys.readouterr().err
-    assert f"{newest} is damaged: model.pt: the CRC-32 of its record " in warning
-    assert "is not that of when it was written: resuming from step-00000006 instead" in warning
+    assert (
+        f"{newest} is damaged: the SHA-256 of model.pt is not that of when it was written: "
+        "resuming from step-00000006 instead"
+    ) in capsys.readouterr().err
     resumed.run()
     assert_same(weights(resumed), whole)
     make(photos, tmp_path / "run", *EVERY_STEP, "resume=true", "epochs=3")  # it is whole again
