@@ -134,62 +134,48 @@ class SkippedImages:
     """Collects the unusable images that the loaders of all ranks, by split, have met."""
 
     def __init__(self, run_dir: Path, job: Job, loaders: Mapping[str, Loader | None]) -> None:
-        self._path = run_dir / SKIPPED
-        self._job = job
+        self._path, self._job = run_dir / SKIPPED, job
         self._loaders = {split: loader for split, loader in loaders.items() if loader}
-        self._recorded = 0
-        self._lines: dict[str, str] = {}
+        self._shown = 0  # images of this rank
+        self._lines = dict(_read(self._path)) if job.is_main else {}
         self._written = 0  # number of lines in the file
-        if job.is_main:
-            for line in _read(self._path):
-                self._lines[str(line["image"])] = json.dumps(line, ensure_ascii=False)
 
     @property
     def news(self) -> int:
-        """Number of images that this rank has found since the last :meth:`record`."""
-        return sum(len(loader.skipped) for loader in self._loaders.values()) - self._recorded
-
-    def show(self, warn: Callable[[str], None]) -> None:
-        """Warn of what :meth:`record` returns; a collective."""
-        for line in self.record():
-            warn(line)
-
-    def record(self) -> list[str]:
-        """Add the images found on all ranks to the list; a collective.
-
-        Rank 0 returns a line for each image that is new in the list.
-        """
-        found = [
-            {"split": split, "image": image, "what": what}
-            for split, loader in self._loaders.items()
-            for image, what in loader.skipped.items()
-        ]
-        self._recorded = len(found)
-        everyone = [entry for entries in self._job.gather(found) for entry in entries]
-        lines = []
-        for entry in everyone if self._job.is_main else ():
-            if entry["image"] not in self._lines:
-                self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
-                lines.append(f"skipped {entry['image']}: {entry['what']}")
-        if len(self._lines) > self._written:
-            try:  # anew, so that a disk that is full leaves the old list
-                write_text(self._path, "".join(f"{line}\n" for line in self._lines.values()))
-                self._written = len(self._lines)
-            except OSError as error:  # tried again when there are more, and at the end of the run
-                lines.append(f"{self._path} cannot be written: {error.strerror}")
-        return lines
+        """Number of images that this rank has found since the last :meth:`show`."""
+        return sum(len(loader.skipped) for loader in self._loaders.values()) - self._shown
 
     @property
     def count(self) -> int:
         """Number of images in the list, on rank 0."""
         return len(self._lines)
 
+    def show(self, warn: Callable[[str], None]) -> None:
+        """Add the images found on all ranks to the list, and warn of new ones; a collective."""
+        found = [
+            {"split": split, "image": image, "what": what}
+            for split, loader in self._loaders.items()
+            for image, what in loader.skipped.items()
+        ]
+        self._shown = len(found)
+        everyone = [entry for entries in self._job.gather(found) for entry in entries]
+        for entry in everyone if self._job.is_main else ():
+            if entry["image"] not in self._lines:
+                self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
+                warn(f"skipped {entry['image']}: {entry['what']}")
+        if len(self._lines) > self._written:
+            try:  # anew, so that a disk that is full leaves the old list
+                write_text(self._path, "".join(f"{line}\n" for line in self._lines.values()))
+                self._written = len(self._lines)
+            except OSError as error:  # tried again when there are more, and at the end of the run
+                warn(f"{self._path} cannot be written: {error.strerror}")
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run that is resumed; damaged ones are found again with their images."""
+
+def _read(path: Path) -> Iterator[tuple[str, str]]:
+    """The image and the line of each in a run that is resumed; damaged ones are found again."""
     with suppress(OSError, DamagedFileError):
         for content in read_bytes(path, _MOST_SKIPPED_BYTES).split(b"\n")[:-1]:
             with suppress(DamagedFileError):
                 line = parse_json(content)
                 if isinstance(line, dict) and "image" in line:
-                    yield line
+                    yield str(line["image"]), json.dumps(line, ensure_ascii=False)

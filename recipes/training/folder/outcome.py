@@ -253,7 +253,7 @@ def outcome_of(folder: Path) -> Outcome:
     state, reason = _state(ending, values, held)
     named, metrics = text(recipe.get("name") or values.get("recipe")), Metrics()
     # A finished run's summary holds all that is told; its metrics may be long.
-    if state != "finished" or "step" not in values:
+    if not (state == ending.get("status") == "finished" and "step" in values):
         metrics = metrics_of(folder)
         values = results_of(metrics)
     changed = _changed(folder)

@@ -101,23 +101,22 @@ class Checkpoints:
                 if self._job.is_main:
                     with writing(self._run_dir):
                         lock = self._lock = stack.enter_context(locked(self._run_dir, self._warn))
-                    self._begin(step, lock)
-                    ending = recorded(self._run_dir, why_stopped, lambda: not lock.is_lost, facts)
-                    with writing(self._run_dir):
-                        stack.enter_context(ending)
+                        self._begin(step, lock.notice)
+                        stack.enter_context(
+                            recorded(self._run_dir, why_stopped, lambda: not lock.is_lost, facts)
+                        )
             yield
 
-    def _begin(self, step: int, lock: RunLock) -> None:
-        if lock.notice:
-            self._warn(lock.notice)
+    def _begin(self, step: int, notice: str) -> None:
+        if notice:
+            self._warn(notice)
         if latest(self.folder) != self._newest:
             raise RecipeError(
                 f"run_dir: {self._run_dir} was trained on while this run started; valid: the same "
                 "command again, with resume=true to continue"
             )
-        with writing(self._run_dir):
-            self.set_aside_after(step)
-            set_results_aside(self._run_dir)
+        self.set_aside_after(step)
+        set_results_aside(self._run_dir)
 
     def set_aside_after(self, step: int) -> None:
         """Set the checkpoints after a step aside, until a new one is written; on rank 0 alone.

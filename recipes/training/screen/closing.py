@@ -185,8 +185,9 @@ def ending_facts(
     """
     metrics = metrics_of(run.run_dir)
     made = run.step if step is None else step
-    facts = {"step": made, "epoch": run.timeline.epoch(made)}
-    facts = {**facts, **results_of(metrics)} if step is None else {**results_of(metrics), **facts}
+    place: dict[str, Any] = {"step": made, "epoch": run.timeline.epoch(made)}
+    facts = results_of(metrics)
+    facts = {**place, **facts} if step is None else {**facts, **place}
     if status == "stopped":
         newest = latest(run.run_dir / CHECKPOINTS)
         facts["checkpoint_step"] = step_of(newest) if newest else None

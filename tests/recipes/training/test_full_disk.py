@@ -212,14 +212,15 @@ def test_lines_that_cannot_be_printed_do_not_end_a_run(photos, tmp_path, monkeyp
 
 
 def test_the_list_of_skipped_images_waits_for_room(photos, tmp_path, monkeypatch):
-    skipped = SkippedImages(tmp_path, JOB, {"train": SimpleNamespace(skipped={"a": "cut"})})
+    lines, images = [], {"a": "cut"}
+    skipped = SkippedImages(tmp_path, JOB, {"train": SimpleNamespace(skipped=images)})
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", no_space)
-        lines = skipped.record()
+        skipped.show(lines.append)
     assert lines[0] == "skipped a: cut"
     assert "skipped_images.jsonl cannot be written: No space left on device" in lines[1]
-    skipped._loaders["train"].skipped["b"] = "cut"
-    skipped.record()
+    images["b"] = "cut"
+    skipped.show(lines.append)
     found = (tmp_path / "skipped_images.jsonl").read_text().splitlines()
     assert [json.loads(line)["image"] for line in found] == ["a", "b"]
 
