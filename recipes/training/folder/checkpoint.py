@@ -103,7 +103,7 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
         if digest != digest_of(content) or not content.keys() >= set(_KEYS):
             raise DamagedError(path, f"its {STATE} is not as it was written")
         files = content.pop(FILES, {})
-        for name in [] if verified else [MODEL, *map(of_rank, range(content["world_size"]))]:
+        for name in [] if verified else [MODEL, *map(rank_file, range(content["world_size"]))]:
             _verify(path, name, files.get(name))
     except (FileNotFoundError, NotADirectoryError):
         if path.is_dir() and numbered([path]):  # though it got its name when it was complete
@@ -152,7 +152,7 @@ def digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def of_rank(rank: int) -> str:
+def rank_file(rank: int) -> str:
     """The name of the file of what a rank has of its own: ``buffers``, and ``ema_buffers``."""
     return f"rank-{rank}.pt"
 
@@ -163,7 +163,9 @@ def read_parts(path: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
     Raises:
         DamagedError: A file cannot be read, or does not hold what :mod:`.saving` writes.
     """
-    expected = {MODEL: {"parameters", "optimizer"}} | {of_rank(rank): {"buffers"} for rank in ranks}
+    expected = {MODEL: {"parameters", "optimizer"}} | {
+        rank_file(rank): {"buffers"} for rank in ranks
+    }
     found = []
     for name, keys in expected.items():
         try:

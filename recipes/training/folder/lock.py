@@ -75,7 +75,7 @@ def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iter
                 notice = f"the lock of {_name(seen[0])} is taken over: it has ended"
     held = RunLock(path, mine, notice)
     try:
-        with touched(path, _BEAT_SECONDS, still=lambda: not held.is_lost):
+        with heartbeat(path, _BEAT_SECONDS, still=lambda: not held.is_lost):
             yield held
     finally:
         with suppress(OSError):
@@ -195,7 +195,7 @@ def _content(path: str) -> str:
 
 
 @contextmanager
-def touched(
+def heartbeat(
     path: Path, every_seconds: float, still: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
     """Context manager that touches a file at intervals, as a sign of life, while ``still()``."""

@@ -147,9 +147,7 @@ def read_lines(folder: Path) -> Metrics:
         return Metrics()
     except (OSError, DamagedFileError) as error:
         problem = getattr(error, "strerror", None) or error
-        raise RecipeError(
-            f"RUN: {path} cannot be read: {problem}; valid: a readable file"
-        ) from None
+        raise RecipeError(f"{path} cannot be read: {problem}; valid: a readable file") from None
     *whole_lines, _ = content.split(b"\n")
     found = [(place, _placed(one)) for place, one in enumerate(whole_lines, 1) if one]
     return Metrics(

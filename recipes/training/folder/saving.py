@@ -32,7 +32,7 @@ from .checkpoint import (
     latest,
     names_of,
     numbered,
-    of_rank,
+    rank_file,
     step_of,
 )
 from .ending import recorded
@@ -208,7 +208,7 @@ class Checkpoints:
             "buffers": dict(model.named_buffers()),
             **({"ema_buffers": ema.buffers} if ema else {}),
         }
-        tensors: dict[str, Any] = {of_rank(self._job.rank): own}
+        tensors: dict[str, Any] = {rank_file(self._job.rank): own}
         common = _common(model, optimizer, ema)
         try:
             check_plain(common["optimizer"])

@@ -9,7 +9,7 @@ import pytest
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training.folder import lock as run_lock
-from largebatch.recipes.training.folder.lock import LOCK, locked, this_process, touched
+from largebatch.recipes.training.folder.lock import LOCK, heartbeat, locked, this_process
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import CONTEXT
 from tests.recipes.runs import assert_same, make, train, weights
@@ -108,7 +108,7 @@ def test_a_process_that_cannot_be_looked_for_is_judged_by_its_heartbeat(tmp_path
     path = left(tmp_path, **{**this_process(), **(changes or {})})
     if changes is None:
         path.write_text("{")  # as one that is being written
-    with touched(path, 0.1):
+    with heartbeat(path, 0.1):
         assert "is in use by " in refused(tmp_path)
     os.utime(path, (1, 1))
     with locked(tmp_path) as taken:
@@ -137,7 +137,7 @@ def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkey
         left(tmp_path, machine="quicker", id="q")  # between this judgement and the next step
 
     monkeypatch.setattr(run_lock, "_check_ended", overtaken)
-    with touched(path, 0.1):
+    with heartbeat(path, 0.1):
         assert "process 7 of quicker" in refused(tmp_path)
     assert json.loads(path.read_text())["machine"] == "quicker"
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]

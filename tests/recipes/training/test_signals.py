@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -188,33 +187,24 @@ class Program:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"),
-    [*(("start", number) for number in STOPPING), ("results", signal.SIGTERM)],
+    ("name", "number", "environment", "line"),
+    [
+        *(("start", number, {}, "ended by {} at start-up, ") for number in STOPPING),
+        ("start", signal.SIGTERM, {"RANK": "1"}, ""),  # rank 0 alone prints it
+        ("results", signal.SIGTERM, {}, "ended by {} after training; "),
+        # A main thread that does not answer is ended by the signal itself.
+        ("blocked", signal.SIGINT, {}, "ended by {} at start-up, "),
+        ("blocked", signal.SIGXCPU, {}, "ended by {} at start-up, "),
+    ],
 )
-def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number):
-    with Program(name) as program:
+def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number, environment, line):
+    with Program(name, **environment) as program:
         program.says("ready")
         program.send(number)
         code, error = program.ends()
-    assert code == 128 + number
-    where = "at start-up" if name == "start" else "after training"
-    assert re.fullmatch(rf"largebatch: error: ended by {number.name} {where}[^\n]*\n", error)
-
-
-def test_only_rank_0_prints_the_line():
-    with Program("start", RANK="1") as program:
-        program.says("ready")
-        program.send(signal.SIGTERM)
-        assert program.ends() == (128 + signal.SIGTERM, "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGXCPU])
-def test_a_signal_ends_a_process_whose_main_thread_does_not_answer(number):
-    with Program("blocked") as program:
-        program.says("ready")
-        program.send(number)
-        code, error = program.ends()
-    assert (code, error.count("\n")) == (-number, 1)
+    assert code == (-number if name == "blocked" else 128 + number)
+    assert error.startswith(f"largebatch: error: {line.format(number.name)}" if line else "")
+    assert len(error.splitlines()) == error.count("\n") == bool(line)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
