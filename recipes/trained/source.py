@@ -18,7 +18,7 @@ from ..schema.load import RECIPE, Loaded, load
 from ..training.folder import checkpoint
 from ..training.folder.names import CLASSES, SUMMARY
 from ..training.folder.outcome import name_of
-from ..training.folder.weights import WEIGHTS, WEIGHTS_EMA, damaged_in, read_weights, source_of
+from ..training.folder.weights import WEIGHTS, WEIGHTS_EMA, read_weights, source_of
 
 #: The argument of the commands that takes weights, as their messages name it.
 KEY = "RUN"
@@ -135,7 +135,7 @@ def open_trained(
             f"--ema: {path} is a file; valid: the folder of a run or checkpoint, or the file of "
             f"the average, {WEIGHTS_EMA}"
         )
-    source = source_of(path, ema=ema, key=KEY)
+    source, passed_over = source_of(path, ema=ema, key=KEY)
     run_dir = source.parent.parent if source.is_dir() else source.parent
     file = run_dir / RECIPE
     is_run, overrides = file.is_file(), list(overrides)
@@ -172,6 +172,6 @@ def open_trained(
         run_dir=run_dir if is_run else None,
         about=about,
         classes=classes,
-        notices=tuple(damaged_in(path, "reading")),
+        notices=passed_over,
         origin=f"the recipe {loaded.name}",
     )

@@ -22,7 +22,7 @@ from ..errors import RecipeError
 from ..models.build import classifier, residual_blocks
 from ..published import TIMM, weights_of
 from ..schema.data import Data
-from .folder.weights import damaged_in, read_weights
+from .folder.weights import read_weights, source_of
 
 _METHOD = "init_from_images"
 _BATCH = 250
@@ -48,12 +48,13 @@ def start_from(path: str, model: nn.Module, name: str) -> str:
         RecipeError: ``path`` holds no weights, or those of another model; the message names the
             first tensor that does not match.
     """
+    passed_over: tuple[str, ...] = ()
     if path.startswith(TIMM):
         theirs = weights_of(path.removeprefix(TIMM), "init.from")
     else:
-        theirs = read_weights(Path(path))
+        source, passed_over = source_of(Path(path))
+        theirs = read_weights(source)
     ours = model.state_dict()
-    passed_over = damaged_in(Path(path), "starting from")
     head = classifier(model, ours)
     fits = all(key in theirs and theirs[key].shape == ours[key].shape for key in head)
     fresh_head = set() if fits else head

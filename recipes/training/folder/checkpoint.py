@@ -3,7 +3,7 @@
 Training is data-parallel, so all ranks hold the same parameters and optimizer state: they are in
 ``model.pt``, by the parameters' names. Buffers differ, such as the running statistics of batch
 norm, and each rank has its own in ``rank-<number>.pt``. ``state.json`` holds the rest of a run's
-state, the size and the SHA-256 of each file, and that of its own content.
+state, and the SHA-256 of these files and of its own content.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable
+from contextlib import suppress
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -38,17 +38,12 @@ FILES, DIGEST = "files", "sha256"
 _MOST_BYTES = 2**26
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
 _VALID = "another checkpoint, resume=PATH"
-#: The files that were read and are as they were written, with the time of their last change.
-_verified: set[tuple[Path, int, str]] = set()
+#: The files that this process found as they were written, with the time of their last change.
+_verified: set[tuple[Path, int]] = set()
 
 
 class CheckpointError(RecipeError):
-    """Raised for a checkpoint that cannot be used.
-
-    Args:
-        problem: The checkpoint, and what is wrong with it.
-        valid: What would be valid.
-    """
+    """Raised for a checkpoint that cannot be used."""
 
     def __init__(self, problem: str, valid: str = _VALID) -> None:
         super().__init__(f"resume.from: {problem}; valid: {valid}")
@@ -80,13 +75,9 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
     damaged: list[str] = []
     for path in reversed(numbered(folder.glob("step-*"))):
         try:
-            if STATE not in os.listdir(path):  # though it got its name when it was complete
-                raise DamagedError(path, f"it has no {STATE}")
             state = read_state(path)
         except DamagedError as error:
             damaged.append(error.problem)
-        except OSError as error:
-            raise _unreadable(path, error) from error
         else:
             return path, state, damaged
     if damaged:
@@ -98,33 +89,35 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
 def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
     """Read the ``state`` passed to :meth:`Checkpoints.save`, with ``step`` and ``world_size``.
 
-    Args:
-        path: The checkpoint's folder.
-        verified: Whether another process of this machine compares its files with their SHA-256.
+    The files of tensors are verified too, unless another process of this machine has done so.
 
     Raises:
         DamagedError: A file is not as it was written.
         CheckpointError: ``path`` is not a checkpoint, or cannot be read.
     """
+    content: dict[str, Any] = {}
     try:
-        content = read_object(path / STATE, _MOST_BYTES)
+        with suppress(DamagedFileError):
+            content = read_object(path / STATE, _MOST_BYTES)
+        digest = content.pop(DIGEST, None)
+        if digest != digest_of(content) or not content.keys() >= set(_KEYS):
+            raise DamagedError(path, f"its {STATE} is not as it was written")
+        files = content.pop(FILES, {})
+        for name in [] if verified else [MODEL, *map(rank_file, range(content["world_size"]))]:
+            _verify(path, name, files.get(name))
     except (FileNotFoundError, NotADirectoryError):
+        if path.is_dir() and numbered([path]):  # though it got its name when it was complete
+            raise DamagedError(path, f"it has no {STATE}") from None
         raise CheckpointError(
             f"{path} is not a checkpoint",
             "a folder checkpoints/step-<number> of a run, or resume=true for the newest one in "
             "run_dir",
         ) from None
     except OSError as error:
-        raise _unreadable(path, error) from error
-    except DamagedFileError:
-        content = {}
-    if not content.keys() >= set(_KEYS):
-        raise DamagedError(path, f"its {STATE} is not an object with the keys {', '.join(_KEYS)}")
-    _verify(path, content, files_too=not verified)
-    if MODEL not in content[FILES]:
-        problem = "was written by an earlier version of largebatch, whose checkpoints are no longer"
-        raise CheckpointError(f"{path} {problem} read", f"{_VALID}, or that version")
-    return {key: value for key, value in content.items() if key not in (FILES, DIGEST)}
+        valid = f"the same command again when it can be, or {_VALID}"
+        problem = f"{error.filename or path} cannot be read: {error.strerror}"
+        raise CheckpointError(problem, valid) from error
+    return content
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -132,52 +125,25 @@ def is_checkpoint(path: Path) -> bool:
     return (path / STATE).is_file()
 
 
-def _unreadable(path: object, error: OSError) -> CheckpointError:
-    """The error about a checkpoint that may be intact, and cannot be read now."""
-    valid = f"the same command again when it can be, or {_VALID}"
-    return CheckpointError(f"{path} cannot be read: {error.strerror}", valid)
-
-
-def _verify(folder: Path, content: dict[str, Any], *, files_too: bool) -> None:
-    """Check the files of a checkpoint against what its ``state.json`` says of them and of itself.
-
-    Files that were verified once in this process are not read again.
-    """
-    rest = {key: value for key, value in content.items() if key != DIGEST}
-    files: Any = content.get(FILES)
-    if content.get(DIGEST) != digest_of(rest) or not _are_facts(files):
-        raise DamagedError(folder, f"{STATE} is not as it was written")
-    for name, facts in files.items() if files_too else ():
-        try:
-            if problem := _problem(folder / name, facts):
-                raise DamagedError(folder, problem)
-        except OSError as error:
-            raise _unreadable(error.filename, error) from error
-
-
-def _are_facts(files: Any) -> bool:
-    """Whether this has the size and the SHA-256 of each file by its name."""
-    return isinstance(files, dict) and all(
-        Path(name).name == name and isinstance(facts, dict) and {"bytes", DIGEST} <= {*facts}
-        for name, facts in files.items()
-    )
-
-
-def _problem(path: Path, facts: dict[str, Any]) -> str:
-    """What is wrong with a file of a checkpoint; nothing where it is as it was written."""
+def _verify(folder: Path, name: str, facts: Any) -> None:
+    """Check that a file is as it was written, unless this process has done so."""
+    path = folder / name
     try:
-        found = path.stat()
-        if found.st_size != facts["bytes"]:
-            return f"{path.name} has {found.st_size:,} bytes, not {facts['bytes']:,}"
-        seen = (path, found.st_mtime_ns, str(facts[DIGEST]))
+        seen = (path, path.stat().st_mtime_ns)
         if seen not in _verified:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != facts[DIGEST]:
-                    return f"the SHA-256 of {path.name} is not that of when it was written"
+            if facts_of(path) != facts:
+                problem = f"the SHA-256 of {name} is not that of when it was written"
+                raise DamagedError(folder, problem)
             _verified.add(seen)
     except FileNotFoundError:
-        return f"{path.name} is missing"
-    return ""
+        raise DamagedError(folder, f"{name} is missing") from None
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What ``state.json`` holds of a file: its size in bytes and its SHA-256."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, DIGEST: digest}
 
 
 def digest_of(content: dict[str, Any]) -> str:
@@ -186,7 +152,7 @@ def digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def of_rank(rank: int) -> str:
+def rank_file(rank: int) -> str:
     """The name of the file of what a rank has of its own: ``buffers``, and ``ema_buffers``."""
     return f"rank-{rank}.pt"
 
@@ -195,9 +161,11 @@ def read_parts(path: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
     """Read a verified checkpoint's tensors: what all ranks have in common, then those of each rank.
 
     Raises:
-        DamagedError: a file cannot be read, or does not hold what :mod:`.saving` writes.
+        DamagedError: A file cannot be read, or does not hold what :mod:`.saving` writes.
     """
-    expected = {MODEL: {"parameters", "optimizer"}} | {of_rank(rank): {"buffers"} for rank in ranks}
+    expected = {MODEL: {"parameters", "optimizer"}} | {
+        rank_file(rank): {"buffers"} for rank in ranks
+    }
     found = []
     for name, keys in expected.items():
         try:
@@ -234,15 +202,8 @@ def load(
     Each rank gets its own buffers back, or their mean over ranks if the number of ranks has
     changed. If the checkpoint has no moving average, ``ema`` restarts from the loaded weights.
 
-    Args:
-        path: The checkpoint's folder.
-        model: The model without its DDP wrapper.
-        optimizer: Optimizer of the model's parameters.
-        job: The ranks.
-        ema: Moving average of the model's weights, if there is one.
-
     Raises:
-        AgreedError: a file of the checkpoint is missing or damaged; raised on all ranks.
+        AgreedError: A file of the checkpoint is missing or damaged; raised on all ranks.
     """
     common: dict[str, Any] = {}
     buffers: list[dict[str, Any]] = []

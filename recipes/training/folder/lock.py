@@ -32,22 +32,16 @@ _BEAT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
 #: What a process number belongs to: containers of one host may share its name.
 _PLACE = ("machine", "boot", "namespace")
-_Seen = tuple[dict[str, Any], int, int]  # content of a lock, its inode, its heartbeat
+_Seen = tuple[dict[str, Any], float]  # content of a lock, its heartbeat
 
 
 @dataclass(frozen=True)
 class RunLock:
-    """The lock of a folder, held by this process.
+    """The lock of a folder, held by this process."""
 
-    Attributes:
-        path: The file.
-        content: What this process wrote into it.
-        notice: A line about the lock that it took over; empty if there was none.
-    """
-
-    path: Path
-    content: dict[str, Any]
-    notice: str
+    path: Path  # the file
+    content: dict[str, Any]  # what this process wrote into it
+    notice: str  # a line about the lock that it took over; empty if there was none
 
     @property
     def is_lost(self) -> bool:
@@ -64,11 +58,8 @@ class RunLock:
 def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iterator[RunLock]:
     """Context manager in which this process alone writes into a run folder that exists.
 
-    It may wait for :data:`PATIENCE_SECONDS`, to see whether the process of another machine lives.
-
-    Args:
-        folder: The folder.
-        say: Shows a line about such a wait.
+    It may wait for :data:`PATIENCE_SECONDS`, to see whether the process of another machine lives;
+    ``say`` shows a line about that.
 
     Raises:
         RecipeError: Another process holds the lock.
@@ -79,11 +70,12 @@ def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iter
     while not _create(path, mine):
         with suppress(FileNotFoundError):  # it has just been freed
             seen = _look(path)
-            if _has_ended(path, seen, say) and _remove(path, seen):
+            _check_ended(path, seen, say)
+            if _remove(path, seen):
                 notice = f"the lock of {_name(seen[0])} is taken over: it has ended"
     held = RunLock(path, mine, notice)
     try:
-        with touched(path, _BEAT_SECONDS, still=lambda: not held.is_lost):
+        with heartbeat(path, _BEAT_SECONDS, still=lambda: not held.is_lost):
             yield held
     finally:
         with suppress(OSError):
@@ -98,11 +90,11 @@ def holder(folder: Path) -> tuple[str, bool] | None:
     compared with this machine's clock.
     """
     try:
-        found, _, beat = _look(folder / LOCK)
+        content, beat = _look(folder / LOCK)
     except OSError:
         return None
-    is_recent = abs(time.time() - beat / 1e9) <= PATIENCE_SECONDS
-    return _name(found), lives(found) if is_here(found) else is_recent
+    lives = _lives(content)
+    return _name(content), abs(time.time() - beat) <= PATIENCE_SECONDS if lives is None else lives
 
 
 def _create(path: Path, content: dict[str, Any]) -> bool:
@@ -119,35 +111,29 @@ def _create(path: Path, content: dict[str, Any]) -> bool:
 
 
 def _look(path: Path) -> _Seen:
-    """Read a lock; the content is empty if it is damaged or being written."""
-    found = path.lstat()
-    return object_in(path), found.st_ino, found.st_mtime_ns
+    """The content of a lock, empty if it is damaged or being written, and its heartbeat."""
+    beat = path.lstat().st_mtime
+    return object_in(path), beat
 
 
-def _has_ended(path: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
-    """Whether the holder of a lock has ended; False if another one has taken it meanwhile.
-
-    Raises:
-        RecipeError: It lives.
-    """
-    if is_here(seen[0]):
-        if lives(seen[0]):
-            raise _in_use(path, seen)
-        return True
-    # Clocks of machines may differ: at least two signs of life are waited for in any case.
-    silent = max(0.0, time.time() - seen[2] / 1e9)
-    patience = max(PATIENCE_SECONDS - silent, min(PATIENCE_SECONDS, 2 * _BEAT_SECONDS))
-    who = f"{path.parent} is locked by {_name(seen[0])}"
-    say(f"run_dir: {who}; waiting up to {patience:.0f} s for a sign of life")
-    end = time.monotonic() + patience
-    while (left := end - time.monotonic()) > 0:
-        time.sleep(min(_POLL_SECONDS, left))
-        latest = _look(path)
-        if latest[:2] != seen[:2]:
-            return False
-        if latest != seen:
-            raise _in_use(path, seen)
-    return True
+def _check_ended(path: Path, seen: _Seen, say: Callable[[str], None]) -> None:
+    """Raise RecipeError if the holder of a lock lives, or another one takes it meanwhile."""
+    lives, now = _lives(seen[0]), seen
+    if lives is None:
+        # Clocks of machines may differ: at least two signs of life are waited for in any case.
+        silent = max(0.0, time.time() - seen[1])
+        patience = max(PATIENCE_SECONDS - silent, min(PATIENCE_SECONDS, 2 * _BEAT_SECONDS))
+        who = f"{path.parent} is locked by {_name(seen[0])}"
+        say(f"run_dir: {who}; waiting up to {patience:.0f} s for a sign of life")
+        end = time.monotonic() + patience
+        while now == seen and (left := end - time.monotonic()) > 0:
+            time.sleep(min(_POLL_SECONDS, left))
+            now = _look(path)
+    if lives or now != seen:
+        raise RecipeError(
+            f"run_dir: {path.parent} is in use by {_name(now[0])}; valid: another run_dir, or "
+            "this one once that run has ended"
+        )
 
 
 def _remove(path: Path, judged: _Seen) -> bool:
@@ -162,21 +148,11 @@ def _remove(path: Path, judged: _Seen) -> bool:
     return is_judged
 
 
-def _in_use(path: Path, seen: _Seen) -> RecipeError:
-    return RecipeError(
-        f"run_dir: {path.parent} is in use by {_name(seen[0])}; valid: another run_dir, or this "
-        "one once that run has ended"
-    )
-
-
-def _name(found: dict[str, Any]) -> str:
-    process = whole(found.get("process"))
+def _name(content: dict[str, Any]) -> str:
+    process = whole(content.get("process"))
     if process is None:
         return "a process that left no name"
-    return f"process {process} of {text(found.get('machine'))}"
-
-
-# --- processes, as others see them -----------------------------------------------------------
+    return f"process {process} of {text(content.get('machine'))}"
 
 
 def this_process() -> dict[str, Any]:
@@ -185,34 +161,26 @@ def this_process() -> dict[str, Any]:
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
     place = (socket.gethostname(), _content("/proc/sys/kernel/random/boot_id"), namespace)
-    number = {"process": os.getpid(), "started": start_of(os.getpid())}
+    number = {"process": os.getpid(), "started": _start_of(os.getpid())}
     return {**dict(zip(_PLACE, place, strict=True)), **number}
 
 
-def is_here(other: Mapping[str, Any]) -> bool:
-    """Whether a process, from :func:`this_process`, can be looked for on this machine.
-
-    Not so if ``other`` is damaged.
-    """
-    mine, started = this_process(), other.get("started", 0)
-    if not 0 < (whole(other.get("process")) or 0) < 2**31 or not isinstance(started, str | None):
-        return False
-    return all(other.get(key, mine[key]) == mine[key] for key in _PLACE)
-
-
-def lives(other: Mapping[str, Any]) -> bool:
-    """Whether a process that can be looked for here has not ended."""
+def _lives(other: Mapping[str, Any]) -> bool | None:
+    """Whether a process, from :func:`this_process`, has not ended; None if that cannot be seen."""
+    here, process, started = this_process(), whole(other.get("process")), other.get("started")
+    is_here = all(other.get(key) == here[key] for key in _PLACE)
+    if not (is_here and process and process < 2**31 and isinstance(started, str)):
+        return None
     try:
-        os.kill(other["process"], 0)
+        os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass  # of another user, whose processes may be hidden
-    started = start_of(other["process"])
-    return started is None or started == other["started"]
+    return _start_of(process) in (None, started)
 
 
-def start_of(process: int) -> str | None:
+def _start_of(process: int) -> str | None:
     """When a process of this machine started, in ticks; None if that cannot be seen."""
     fields = _content(f"/proc/{process}/stat").rpartition(")")[2].split()  # names may hold spaces
     if not fields:
@@ -227,7 +195,7 @@ def _content(path: str) -> str:
 
 
 @contextmanager
-def touched(
+def heartbeat(
     path: Path, every_seconds: float, still: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
     """Context manager that touches a file at intervals, as a sign of life, while ``still()``."""

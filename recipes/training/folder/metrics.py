@@ -19,7 +19,7 @@ from ...ranks import Job
 from ..callbacks import Callback, Metrics, RunContext, Status
 from .names import METRICS as METRICS
 from .names import SKIPPED
-from .outcome import read_lines
+from .outcome import Line, read_lines
 
 _MOST_SKIPPED_BYTES = 2**30
 
@@ -27,33 +27,20 @@ _MOST_SKIPPED_BYTES = 2**30
 class AppendedFile:
     """A file to which pieces are appended in order, each as a whole, or kept until there is room.
 
-    Args:
-        path: The file, which is made if it is not there.
-        size: Length of what it holds already, in bytes.
-
-    Attributes:
-        waiting: What could not be written yet.
+    It is made if it is not there, else it holds ``size`` bytes; ``waiting`` could not be written.
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
         self._file, self._size = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), size
         self.waiting = b""
 
-    def append(self, piece: bytes) -> None:
+    def append(self, piece: bytes = b"") -> None:
         """Append a piece after those that wait.
 
         Raises:
             OSError: It cannot be written; it waits.
         """
         self.waiting += piece
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what waits.
-
-        Raises:
-            OSError: It cannot be written; it waits.
-        """
         # At the end of the last whole piece, as a try before may have left a part of one.
         done = 0
         while done < len(self.waiting):
@@ -61,7 +48,9 @@ class AppendedFile:
         self._size, self.waiting = self._size + done, b""
 
     def close(self) -> None:
-        """Close the file, without writing what waits."""
+        """Write what waits, if there is room now, and close the file."""
+        with suppress(OSError):
+            self.append()
         with suppress(OSError):
             os.close(self._file)
 
@@ -101,8 +90,6 @@ class MetricsLog(Callback):
         self._write(name, step, epoch, lines)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
-        with suppress(OSError):
-            self._file.flush()
         self._file.close()
         if self._file.waiting:
             lines = self._file.waiting.count(b"\n")
@@ -123,10 +110,10 @@ class MetricsLog(Callback):
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Write the lines that wait, as a run that is resumed from there needs them."""
         with suppress(OSError):
-            self._file.flush()
+            self._file.append()
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+def read_metrics(run_dir: Path) -> list[Line]:
     """Read all lines of a run's metrics, in order; none if the file is not there.
 
     A last line that a crash cut short is left out.
@@ -134,92 +121,61 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         RecipeError: A line is not one that :class:`MetricsLog` writes.
     """
-    path = run_dir / METRICS
-    try:
-        metrics = read_lines(run_dir)
-    except FileNotFoundError:
-        return []
-    except (OSError, DamagedFileError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise RecipeError(f"{path} cannot be read: {problem}; mend or remove it") from None
+    metrics = read_lines(run_dir)
     if metrics.damaged:
         raise RecipeError(
-            f"{path}:{metrics.damaged[0]}: not a line of metrics, an object with the keys split, "
-            "step and epoch; mend or remove it"
+            f"{run_dir / METRICS}:{metrics.damaged[0]}: not a line of metrics, an object with the "
+            "keys split, step and epoch; mend or remove it"
         )
     return list(metrics.lines)
 
 
 class SkippedImages:
-    """Collects the unusable images that the loaders of all ranks have met.
-
-    Args:
-        run_dir: The run's folder.
-        job: The ranks.
-        loaders: The loaders of this rank, by split; None for one that there is not.
-    """
+    """Collects the unusable images that the loaders of all ranks, by split, have met."""
 
     def __init__(self, run_dir: Path, job: Job, loaders: Mapping[str, Loader | None]) -> None:
-        self._path = run_dir / SKIPPED
-        self._job = job
+        self._path, self._job = run_dir / SKIPPED, job
         self._loaders = {split: loader for split, loader in loaders.items() if loader}
-        self._recorded = 0
-        self._lines: dict[str, str] = {}
+        self._shown = 0  # images of this rank
+        self._lines = dict(_read(self._path)) if job.is_main else {}
         self._written = 0  # number of lines in the file
-        if job.is_main:
-            for line in _read(self._path):
-                self._lines[str(line["image"])] = json.dumps(line, ensure_ascii=False)
 
     @property
     def news(self) -> int:
-        """Number of images that this rank has found since the last :meth:`record`."""
-        return sum(len(loader.skipped) for loader in self._loaders.values()) - self._recorded
-
-    def show(self, warn: Callable[[str], None]) -> None:
-        """Warn of what :meth:`record` returns; a collective."""
-        for line in self.record():
-            warn(line)
-
-    def record(self) -> list[str]:
-        """Add the images found on all ranks to the list; a collective.
-
-        Returns:
-            One line for each image that is new in the list; empty on other ranks than 0.
-        """
-        found = [
-            {"split": split, "image": image, "what": what}
-            for split, loader in self._loaders.items()
-            for image, what in loader.skipped.items()
-        ]
-        self._recorded = len(found)
-        everyone = self._job.gather(found)
-        if not self._job.is_main:
-            return []
-        lines = []
-        for entry in (entry for entries in everyone for entry in entries):
-            if entry["image"] in self._lines:
-                continue
-            self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
-            lines.append(f"skipped {entry['image']}: {entry['what']}")
-        if len(self._lines) > self._written:
-            try:  # anew, so that a disk that is full leaves the old list
-                write_text(self._path, "".join(f"{line}\n" for line in self._lines.values()))
-                self._written = len(self._lines)
-            except OSError as error:  # tried again when there are more, and at the end of the run
-                lines.append(f"{self._path} cannot be written: {error.strerror}")
-        return lines
+        """Number of images that this rank has found since the last :meth:`show`."""
+        return sum(len(loader.skipped) for loader in self._loaders.values()) - self._shown
 
     @property
     def count(self) -> int:
         """Number of images in the list, on rank 0."""
         return len(self._lines)
 
+    def show(self, warn: Callable[[str], None]) -> None:
+        """Add the images found on all ranks to the list, and warn of new ones; a collective."""
+        found = [
+            {"split": split, "image": image, "what": what}
+            for split, loader in self._loaders.items()
+            for image, what in loader.skipped.items()
+        ]
+        self._shown = len(found)
+        everyone = [entry for entries in self._job.gather(found) for entry in entries]
+        for entry in everyone if self._job.is_main else ():
+            if entry["image"] not in self._lines:
+                self._lines[entry["image"]] = json.dumps(entry, ensure_ascii=False)
+                warn(f"skipped {entry['image']}: {entry['what']}")
+        if len(self._lines) > self._written:
+            try:  # anew, so that a disk that is full leaves the old list
+                write_text(self._path, "".join(f"{line}\n" for line in self._lines.values()))
+                self._written = len(self._lines)
+            except OSError as error:  # tried again when there are more, and at the end of the run
+                warn(f"{self._path} cannot be written: {error.strerror}")
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run that is resumed; damaged ones are found again with their images."""
+
+def _read(path: Path) -> Iterator[tuple[str, str]]:
+    """The image and the line of each in a run that is resumed; damaged ones are found again."""
     with suppress(OSError, DamagedFileError):
         for content in read_bytes(path, _MOST_SKIPPED_BYTES).split(b"\n")[:-1]:
             with suppress(DamagedFileError):
                 line = parse_json(content)
                 if isinstance(line, dict) and "image" in line:
-                    yield line
+                    yield str(line["image"]), json.dumps(line, ensure_ascii=False)

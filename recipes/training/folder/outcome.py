@@ -41,8 +41,6 @@ Line = dict[str, Any]
 
 #: Folders inside a run's that hold no runs.
 _PARTS = (CHECKPOINTS, "tensorboard", "wandb", "mlruns")
-#: What both a summary and the metrics tell of a run.
-_NUMBERS = ("epoch", "top1", "best_top1", "ema_top1", "train_loss", "seconds")
 #: Most bytes of metrics, and of one line of them.
 _MOST_BYTES, _LONGEST_LINE = 2**32, 2**24
 
@@ -82,54 +80,32 @@ class Metrics:
     @property
     def notes(self) -> list[str]:
         """What was left out, a sentence each."""
-        notes = []
-        if count := len(self.damaged):
-            which = ", ".join(map(str, self.damaged[:5])) + (", …" if count > 5 else "")
-            what = f"line {which} is" if count == 1 else f"{count} lines ({which}) are"
-            notes.append(f"{METRICS}: {what} damaged and left out.")
-        return notes
+        count, which = len(self.damaged), ", ".join(map(str, self.damaged[:5]))
+        which += ", …" if count > 5 else ""
+        what = f"line {which} is" if count == 1 else f"{count} lines ({which}) are"
+        return [f"{METRICS}: {what} damaged and left out."] if count else []
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run, as its folder tells it.
-
-    Attributes:
-        folder: The run's folder.
-        state: running: its process lives; failed: it ended by an error, or was killed.
-        reason: Why it ended, without advice, or the last line of its metrics; may be empty.
-        recipe: Name of its recipe.
-        batch_size: Global batch size.
-        optimizer: Name of its optimizer.
-        epochs: Length of the run in epochs, as the recipe has it.
-        step: Steps made, as its end is recorded; else those in its last line of metrics.
-        epoch: Epochs in that line.
-        top1: Accuracy of the last evaluation, in percent; ``best_top1`` of the best one, and
-            ``ema_top1`` of the moving average of the weights in the last one.
-        best_top1: See ``top1``.
-        ema_top1: See ``top1``.
-        train_loss: Loss in the last line of training; None also where it is not finite.
-        seconds: Time spent training, in seconds, over all its parts if it was resumed.
-        changed: When its metrics were last written, in seconds since 1970.
-        damaged_lines: Number of lines of its metrics that cannot be read.
-    """
+    """A run, as its folder tells it; what is not known of it is None."""
 
     folder: Path
-    state: State
-    reason: str
-    recipe: str | None
-    batch_size: int | None
+    state: State  # running: its process lives; failed: it ended by an error, or was killed
+    reason: str  # why it ended, without advice, or the last line of its metrics; may be empty
+    recipe: str | None  # the name of its recipe
+    batch_size: int | None  # global
     optimizer: str | None
-    epochs: float | None
-    step: int | None
-    epoch: float | None
-    top1: float | None
-    best_top1: float | None
-    ema_top1: float | None
-    train_loss: float | None
-    seconds: float | None
-    changed: float | None
-    damaged_lines: int
+    epochs: float | None  # length of the run, as the recipe has it
+    step: int | None  # steps made, as its end is recorded; else those in its last line of metrics
+    epoch: float | None  # epochs in that line
+    top1: float | None  # of the last evaluation, in percent
+    best_top1: float | None  # of the best evaluation
+    ema_top1: float | None  # of the moving average of the weights in the last evaluation
+    train_loss: float | None  # in the last line of training; None also where it is not finite
+    seconds: float | None  # spent training, over all its parts if it was resumed
+    changed: float | None  # when its metrics were last written, in seconds since 1970
+    damaged_lines: int  # lines of its metrics that cannot be read
 
 
 def find_runs(root: Path) -> Iterator[Path]:
@@ -154,29 +130,30 @@ def metrics_of(folder: Path) -> Metrics:
     """Read a run's metrics; none where there are none that can be read."""
     try:
         return read_lines(folder)
-    except (OSError, DamagedFileError):
+    except RecipeError:
         return Metrics()
 
 
 def read_lines(folder: Path) -> Metrics:
-    """Read a run's metrics.
+    """Read a run's metrics; none if they are not there.
 
     Raises:
-        OSError: There are none, or they cannot be read.
-        DamagedFileError: They are in no file.
+        RecipeError: They cannot be read, or are no file.
     """
-    *whole_lines, _ = read_bytes(folder / METRICS, _MOST_BYTES).split(b"\n")
-    found: list[Line] = []
-    damaged = []
-    for place, content in enumerate(whole_lines, 1):
-        if not content:
-            continue
-        line = _placed(content)
-        if line is None:
-            damaged.append(place)
-        else:
-            found.append(line)
-    return Metrics(tuple(found), tuple(damaged))
+    path = folder / METRICS
+    try:
+        content = read_bytes(path, _MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return Metrics()
+    except (OSError, DamagedFileError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise RecipeError(f"{path} cannot be read: {problem}; valid: a readable file") from None
+    *whole_lines, _ = content.split(b"\n")
+    found = [(place, _placed(one)) for place, one in enumerate(whole_lines, 1) if one]
+    return Metrics(
+        tuple(line for _, line in found if line),
+        tuple(place for place, line in found if line is None),
+    )
 
 
 def begun_metrics(folder: Path) -> Metrics:
@@ -184,20 +161,12 @@ def begun_metrics(folder: Path) -> Metrics:
 
     Raises:
         NoMetricsError: It has none yet.
-        RecipeError: The folder holds no run.
+        RecipeError: The folder holds no run, or its metrics cannot be read.
     """
-    try:
-        metrics = read_lines(folder)
-    except (FileNotFoundError, NotADirectoryError):
+    metrics = read_lines(folder)
+    if not has_metrics(folder):
         what = "holds no run" if folder.is_dir() else "is no folder"
-        raise RecipeError(
-            f"RUN: {folder} {what}; valid: a run's folder, which holds {METRICS}"
-        ) from None
-    except (OSError, DamagedFileError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise RecipeError(
-            f"RUN: {folder / METRICS} cannot be read: {problem}; valid: a readable file"
-        ) from None
+        raise RecipeError(f"RUN: {folder} {what}; valid: a run's folder, which holds {METRICS}")
     if not (metrics.train or metrics.val):
         why = "; " + " ".join(metrics.notes) if metrics.notes else " yet"
         raise NoMetricsError(
@@ -236,31 +205,72 @@ def images_in(lines: Sequence[Line]) -> float:
     return sum((rate or 0.0) * (seconds or 0.0) for rate, seconds in pairs)
 
 
+def results_of(metrics: Metrics) -> dict[str, Any]:
+    """What a run has reached so far, by the names of ``summary.json``; what it lacks is left out.
+
+    ``wait_share`` is the share of training time spent waiting for data, and ``startup_seconds`` the
+    wait of the first step, in which the input starts up; ``wait_share`` includes it, and
+    ``steady_wait_share`` does not. Where the waits of steps were not logged, ``startup_seconds`` is
+    None and nothing is taken off.
+    """
+    train, val = metrics.train, metrics.val
+    found = {name: metrics.lines[-1][name] for name in ("step", "epoch")} if metrics.lines else {}
+    if train:
+        seconds, waited = (sum(column(train, name)) for name in ("seconds", "wait_seconds"))
+        startup = next(iter(step_waits(train[0])), None)
+        steady, rest = waited - (startup or 0.0), seconds - (startup or 0.0)
+        found |= {
+            "train_seconds": round(seconds, 2),
+            "images_per_second": round(images_in(train) / max(seconds, 1e-9), 1),
+            "wait_share": round(waited / max(seconds, 1e-9), 4),
+            "startup_seconds": startup,
+            "steady_wait_share": round(max(0.0, steady) / max(rest, 1e-9), 4),
+            "longest_wait_seconds": max(
+                (w for line in train for w in step_waits(line)), default=None
+            ),
+            "train_loss": number(train[-1].get("loss")),
+        }
+    if val:
+        last = {name: number(value) for name, value in val[-1].items()}
+        found |= {"top1": next(reversed(column(val, "top1")), None), "top5": last.get("top5")}
+        found |= {"val_loss": last.get("loss"), "evaluated_step": last["step"]}
+        found["evaluate_seconds"] = round(sum(column(val, "seconds")), 2)
+        if best_line := best(val):
+            found |= {"best_top1": best_line["top1"], "best_epoch": best_line["epoch"]}
+        if "ema_top1" in last:
+            names = {"ema_top1": "ema_top1", "ema_top5": "ema_top5", "ema_val_loss": "ema_loss"}
+            found |= {name: last.get(of) for name, of in names.items()}
+    return found
+
+
 def outcome_of(folder: Path) -> Outcome:
     """Tell how a run goes, or how it ended, from its folder."""
     recipe = recipe_of(folder)
-    ending, summary = object_in(folder / ENDING), object_in(folder / SUMMARY)
+    ending, values = object_in(folder / ENDING), object_in(folder / SUMMARY)
     held = holder(folder)
-    metrics = Metrics()
+    state, reason = _state(ending, values, held)
+    named, metrics = text(recipe.get("name") or values.get("recipe")), Metrics()
     # A finished run's summary holds all that is told; its metrics may be long.
-    if (held and held[1]) or ending.get("status") != "finished" or "step" not in summary:
+    if not (state == ending.get("status") == "finished" and "step" in values):
         metrics = metrics_of(folder)
-        values = _values(metrics)
-    else:
-        values = {**summary, "seconds": summary.get("train_seconds")}
-    state, reason = _state(folder, ending, summary, held, metrics)
-    optimizer, epochs = recipe.get("optimizer"), number(recipe.get("epochs"))
-    numbers: dict[str, Any] = {name: number(values.get(name)) for name in _NUMBERS}
+        values = results_of(metrics)
+    changed = _changed(folder)
+    if state == "running":
+        reason = _last_line(metrics.lines, changed)
+    optimizer = recipe.get("optimizer")
+    names = ("epoch", "top1", "best_top1", "ema_top1", "train_loss")
+    numbers: dict[str, Any] = {name: number(values.get(name)) for name in names}
     return Outcome(
         folder=folder,
         state=state,
         reason=reason,
-        recipe=text(recipe.get("name") or summary.get("recipe")),
+        recipe=named,
         batch_size=whole(recipe.get("batch_size")),
         optimizer=text(optimizer.get("name")) if isinstance(optimizer, dict) else None,
-        epochs=None if epochs is None else float(epochs),
+        epochs=number(recipe.get("epochs")),
         step=whole(ending.get("step", values.get("step"))),
-        changed=_changed(folder),
+        seconds=number(values.get("train_seconds")),
+        changed=changed,
         damaged_lines=len(metrics.damaged),
         **numbers,
     )
@@ -294,17 +304,16 @@ def _finite(value: Any) -> Any:
 
 
 def _state(
-    folder: Path,
-    ending: dict[str, Any],
-    summary: dict[str, Any],
-    held: tuple[str, bool] | None,
-    metrics: Metrics,
+    ending: dict[str, Any], summary: dict[str, Any], held: tuple[str, bool] | None
 ) -> tuple[State, str]:
-    last = metrics.lines[-1] if metrics.lines else None
+    """A run's state and the reason of its end, by its files and the holder of its lock."""
     if held and held[1]:
-        return "running", _last_line(folder, last)
+        return "running", ""
+    step, total = whole(summary.get("step")), whole(summary.get("total_steps"))
+    early = ""
+    if step is not None and total is not None and step < total:
+        early = f"at step {step:,} of {total:,}, by stop_after or target_accuracy"
     status: Any = ending.get("status")
-    early = _early(summary)
     if status in get_args(Status):
         return status, text(ending.get("reason")) or (early if status == "finished" else "")
     if held:
@@ -314,39 +323,15 @@ def _state(
     return "stopped", "its end is not recorded"
 
 
-def _early(summary: dict[str, Any]) -> str:
-    """A note about a run that finished before the end of its schedule."""
-    step, total = whole(summary.get("step")), whole(summary.get("total_steps"))
-    if step is not None and total is not None and step < total:
-        return f"at step {step:,} of {total:,}, by stop_after or target_accuracy"
-    return ""
-
-
-def _last_line(folder: Path, line: Line | None) -> str:
-    if line is None:
+def _last_line(lines: Sequence[Line], changed: float | None) -> str:
+    """The last line of metrics in words, with its age."""
+    if not lines:
         return "no metrics yet"
-    told = [f"{line['split']} at step {line['step']}"]
-    loss, top1, changed = number(line.get("loss")), number(line.get("top1")), _changed(folder)
-    told += [f"loss {loss:.3f}"] if loss is not None else []
-    told += [f"top-1 {top1:.2f} %"] if top1 is not None else []
-    if changed is not None:
-        told.append(f"{max(0.0, time.time() - changed):,.0f} s ago")
+    told = [f"{lines[-1]['split']} at step {lines[-1]['step']}"]
+    told += [f"loss {loss:.3f}" for loss in column(lines[-1:], "loss")]
+    told += [f"top-1 {top1:.2f} %" for top1 in column(lines[-1:], "top1")]
+    told += [f"{max(0.0, time.time() - changed):,.0f} s ago"] if changed else []
     return ", ".join(told)
-
-
-def _values(metrics: Metrics) -> dict[str, Any]:
-    """What the metrics tell of a run, under the names of a summary."""
-    lines, train, val = metrics.lines, metrics.train, metrics.val
-    top1, best_line = column(val, "top1"), best(val)
-    return {
-        "step": lines[-1]["step"] if lines else None,
-        "epoch": lines[-1]["epoch"] if lines else None,
-        "top1": top1[-1] if top1 else None,
-        "best_top1": best_line["top1"] if best_line else None,
-        "ema_top1": val[-1].get("ema_top1") if val else None,
-        "train_loss": train[-1].get("loss") if train else None,
-        "seconds": sum(column(train, "seconds")) if train else None,
-    }
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:

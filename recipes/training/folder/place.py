@@ -24,19 +24,14 @@ _PATIENCE_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class RunPlace:
-    """The folder of a run, and the checkpoint that it resumes from.
-
-    Attributes:
-        folder: The folder.
-        resume_from: The checkpoint; None starts at step 0.
-        saved: State of the checkpoint; empty without one.
-        damaged: A line for each newer checkpoint of the folder that is passed over.
-    """
+    """The folder of a run, and the checkpoint that it resumes from."""
 
     folder: Path
-    resume_from: Path | None = None
-    saved: dict[str, Any] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)
+    resume_from: Path | None = None  # the checkpoint; None starts at step 0
+    saved: dict[str, Any] = field(default_factory=dict)  # its state; empty without one
+    damaged: list[str] = field(
+        default_factory=list
+    )  # a line for each newer one that is passed over
 
 
 def agreed_place(loaded: Loaded, job: Job) -> RunPlace:
@@ -60,34 +55,25 @@ def agreed_place(loaded: Loaded, job: Job) -> RunPlace:
     place = job.gather(place)[0]
     folder = Path(recipe.run_dir) if recipe.run_dir else place.folder
     path = place.resume_from
-    if path is not None:
-        is_newest = recipe.resume.from_ == "latest"
-        path = (
-            folder / checkpoint.CHECKPOINTS / path.name
-            if is_newest
-            else Path(str(recipe.resume.from_))
-        )
+    if path is not None and recipe.resume.from_ == "latest":
+        path = folder / checkpoint.CHECKPOINTS / path.name
+    elif path is not None:
+        path = Path(str(recipe.resume.from_))
     return replace(place, folder=folder, resume_from=path)
 
 
 def run_place(loaded: Loaded, started: str) -> RunPlace:
     """Return a run's folder, and the checkpoint to resume from if there is one, verified.
 
-    Args:
-        loaded: The recipe.
-        started: Names the folder if the recipe does not: a date and time.
+    ``started``, a date and time, names the folder if the recipe does not.
 
     Raises:
-        RecipeError: the folder already holds a run, and the recipe does not resume it; or what it
+        RecipeError: The folder already holds a run, and the recipe does not resume it; or what it
             resumes from is damaged or no checkpoint.
     """
-    recipe = loaded.recipe
-    wanted = recipe.resume.from_
-    folder = Path(recipe.run_dir) if recipe.run_dir else None
-    if folder is None and wanted == "latest":
-        folder = latest_run(loaded.name)
-    if folder is None:
-        folder = default_run_dir(loaded.name, started)
+    wanted, run_dir = loaded.recipe.resume.from_, loaded.recipe.run_dir
+    found = latest_run(loaded.name) if wanted == "latest" and not run_dir else None
+    folder = Path(run_dir) if run_dir else found or default_run_dir(loaded.name, started)
     if wanted == "latest":
         path, state, damaged = checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS)
         resuming = f"resuming from {path.name} instead" if path else ""

@@ -6,7 +6,7 @@ their meaning; such changes are reported. Everything else is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from .outcome import has_metrics
 _CASTING = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 
 _UNCHANGEABLE = (
-    *("model.name", "model.args", "batch_size"),
-    *("optimizer.name", "optimizer.args"),
+    *("model.name", "model.args", "batch_size", "optimizer.name", "optimizer.args"),
     # which decide the optimizer's parameter groups
     *("optimizer.decay_bias_and_norm", "optimizer.adapt_bias_and_norm"),
 )
@@ -37,10 +36,8 @@ def largest_micro_batch(saved: Mapping[str, Any]) -> int | None:
     """Most images per rank and forward pass that a run has had so far; None without a checkpoint.
 
     Where the recipe leaves ``micro_batch_size`` open, fewer ranks accumulate instead of forwarding
-    more images than that at once, and when ranks come back, so does this size.
-
-    Args:
-        saved: A checkpoint's state, or an empty one.
+    more images than that at once, and when ranks come back, so does this size. ``saved`` is a
+    checkpoint's state, or empty.
     """
     if not saved:
         return None
@@ -57,23 +54,13 @@ def move_to(
     timeline: Timeline,
     model: nn.Module,
 ) -> list[str]:
-    """Check that a run can resume from a checkpoint, and move its loader there.
-
-    Args:
-        saved: The checkpoint's state.
-        loaded: The recipe of the resumed run.
-        folder: The folder of the resumed run.
-        path: The checkpoint.
-        loader: Loader of the training images; its position is set.
-        timeline: Timeline of the resumed run.
-        model: The model as it was built.
+    """Check that a run can resume from the checkpoint ``saved`` at ``path``, and move its loader.
 
     Returns:
-        One line for each change of ranks, backend, memory format or version since the checkpoint
-        was written.
+        One line for each change of ranks, backend, memory format or version since it was written.
 
     Raises:
-        RecipeError, DataError: the checkpoint is that of another run, or nothing is left to train.
+        RecipeError, DataError: It is that of another run, or nothing is left to train.
     """
     recipe, last_step = loaded.recipe, timeline.last_step(loaded.recipe)
     _check_same_run(saved["recipe"], recipe)
@@ -122,45 +109,42 @@ def _shape(batch: int, micro: int, ranks: int) -> str:
 
 def _check_same_run(saved: dict[str, Any], recipe: Recipe) -> None:
     """Raise RecipeError if a checkpoint's tensors or steps would have another meaning now."""
-    now = recipe.model_dump(mode="json", by_alias=True)
-    entry = entry_of(recipe.optimizer.name)
-    own_keys = entry.own_keys
-    for key in (*_UNCHANGEABLE, *(["optimizer.dialect"] if "dialect" in own_keys else [])):
-        old, new = saved, now
-        for part in key.split("."):
-            old, new = old.get(part, {}), new[part]  # old checkpoints lack optimizer.args
-        if key == "optimizer.args":
-            old, new = _without(old, entry.trainers), _without(new, entry.trainers)
-        if old != new:
-            raise RecipeError(
-                f"resume.from: the checkpoint was written with {key}={old}, not {new}; "
-                f"valid on resume: {key}={old}"
-            )
+    now, entry = recipe.model_dump(mode="json", by_alias=True), entry_of(recipe.optimizer.name)
     options = recipe.optimizer
     joined = options.decay_bias_and_norm and options.adapt_bias_and_norm  # else biases have a group
-    for key in ("body_lr_scale", *(["bias_lr_scale"] if joined else [])):
-        old, new = saved["optimizer"].get(key, 1.0), getattr(options, key)
-        if (old == 1) != (new == 1):
+
+    def is_one(value: float) -> bool:
+        return value == 1
+
+    def cast(value: str) -> str:  # autocast may change; the dtypes of tensors may not
+        return value if value in _CASTING else ""
+
+    # By key, what of its value has to be the same, and what else is valid on resume.
+    rules: dict[str, tuple[Callable[[Any], Any], str]] = {
+        **dict.fromkeys(_UNCHANGEABLE, (lambda value: value, "")),
+        "optimizer.dialect": (lambda value: value, ""),
+        "optimizer.body_lr_scale": (is_one, "1 in both, or another value in both"),
+        "optimizer.bias_lr_scale": (is_one, "1 in both, or another value in both"),
+        "optimizer.momentum": (bool, "momentum 0 in both, or above 0 in both"),
+        "precision": (cast, ""),
+    }
+    for key in ("dialect", "momentum"):
+        if key not in entry.own_keys:
+            del rules[f"optimizer.{key}"]
+    if not joined:
+        del rules["optimizer.bias_lr_scale"]
+    for key, (part, valid) in rules.items():
+        old, new = _value(saved, key), _value(now, key)
+        if key == "optimizer.args":
+            old, new = ({k: of[k] for k in of if k not in entry.trainers} for of in (old, new))
+        if part(old) != part(new):
             raise RecipeError(
-                f"resume.from: the checkpoint was written with optimizer.{key}={old}, not {new}, "
-                "which makes other parameter groups; valid on resume: 1 in both, or another value "
-                "in both"
+                f"resume.from: the checkpoint was written with {key}={old}, not {new}; "
+                f"valid on resume: {valid or f'{key}={old}'}"
             )
-    changed = bool(saved["optimizer"]["momentum"]) != bool(recipe.optimizer.momentum)
-    if changed and "momentum" in own_keys:
-        raise RecipeError(
-            "resume.from: the checkpoint was written with optimizer.momentum="
-            f"{saved['optimizer']['momentum']}, not {recipe.optimizer.momentum}; valid on resume: "
-            "momentum 0 in both, or above 0 in both"
-        )
-    # Autocast may change on resume; the dtypes of the checkpoint's tensors may not.
-    old, new = saved["precision"], now["precision"]
-    if old != new and any(name in _CASTING for name in (old, new)):
-        raise RecipeError(
-            f"resume.from: the checkpoint was written with precision={old}, not {new}, whose "
-            f"tensors have other dtypes; valid on resume: precision={old}"
-        )
 
 
-def _without(args: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in args.items() if name not in names}
+def _value(recipe: Any, key: str) -> Any:
+    for part in key.split("."):
+        recipe = recipe[part]
+    return recipe

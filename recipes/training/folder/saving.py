@@ -6,12 +6,10 @@ With several machines, the run folder must be on storage that all of them share.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -30,10 +28,11 @@ from .checkpoint import (
     MODEL,
     STATE,
     digest_of,
+    facts_of,
     latest,
     names_of,
     numbered,
-    of_rank,
+    rank_file,
     step_of,
 )
 from .ending import recorded
@@ -43,9 +42,6 @@ from .resume import largest_micro_batch
 from .tensor_files import NotPlainError, check_plain, tensors_in, write_tensors
 from .weights import set_results_aside
 
-#: Errors of file systems that cannot flush a folder, such as SMB and some in user space.
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
-
 
 class NotWrittenError(AgreedError):
     """Raised on all ranks where a checkpoint cannot be written; the message says why."""
@@ -54,14 +50,9 @@ class NotWrittenError(AgreedError):
 class Checkpoints:
     """Writes the checkpoints of a run; all ranks make every call.
 
-    Args:
-        folder: The folder ``checkpoints`` in the run's: one folder ``step-<number>`` for each.
-        job: The ranks.
-        keep: Number of newest checkpoints to keep.
-        keeps_best: Whether to keep the one of the best evaluation besides.
-        newest: The newest checkpoint when the run was built, on rank 0.
-        saved: State of the checkpoint that the run resumes from; empty without one.
-        warn: Shows a warning on rank 0.
+    ``folder`` has a folder ``step-<number>`` for each. The ``keep`` newest are kept, and with
+    ``keeps_best`` that of the best evaluation besides. ``newest`` is the newest one when the run
+    was built, on rank 0; ``saved`` the state of the one that it resumes from, empty without one.
     """
 
     def __init__(
@@ -99,10 +90,8 @@ class Checkpoints:
     ) -> Iterator[None]:
         """Context manager that keeps other runs out of the folder, and records how this one ends.
 
-        Args:
-            step: The step at which the run begins. Checkpoints after it are set aside.
-            why_stopped: Why a callback stopped the run; None if none did.
-            facts: What to record of the end besides.
+        Checkpoints after ``step``, at which the run begins, are set aside. ``why_stopped`` says why
+        a callback stopped it, None if none did; ``facts`` what to record of its end besides.
 
         Raises:
             AgreedError: Another run writes into the folder, or has since this one was built.
@@ -112,23 +101,22 @@ class Checkpoints:
                 if self._job.is_main:
                     with writing(self._run_dir):
                         lock = self._lock = stack.enter_context(locked(self._run_dir, self._warn))
-                    self._begin(step, lock)
-                    ending = recorded(self._run_dir, why_stopped, lambda: not lock.is_lost, facts)
-                    with writing(self._run_dir):
-                        stack.enter_context(ending)
+                        self._begin(step, lock.notice)
+                        stack.enter_context(
+                            recorded(self._run_dir, why_stopped, lambda: not lock.is_lost, facts)
+                        )
             yield
 
-    def _begin(self, step: int, lock: RunLock) -> None:
-        if lock.notice:
-            self._warn(lock.notice)
+    def _begin(self, step: int, notice: str) -> None:
+        if notice:
+            self._warn(notice)
         if latest(self.folder) != self._newest:
             raise RecipeError(
                 f"run_dir: {self._run_dir} was trained on while this run started; valid: the same "
                 "command again, with resume=true to continue"
             )
-        with writing(self._run_dir):
-            self.set_aside_after(step)
-            set_results_aside(self._run_dir)
+        self.set_aside_after(step)
+        set_results_aside(self._run_dir)
 
     def set_aside_after(self, step: int) -> None:
         """Set the checkpoints after a step aside, until a new one is written; on rank 0 alone.
@@ -162,18 +150,9 @@ class Checkpoints:
         *,
         ends: bool = False,
     ) -> Path | None:
-        """Write a checkpoint as :meth:`write` does, unless it is there, and remove old ones.
+        """Write a checkpoint as :meth:`write` does, and return it; None if it was there already.
 
-        Args:
-            step: Number of steps made.
-            model: The model without its DDP wrapper.
-            optimizer: Optimizer of the model's parameters.
-            state: What ``state.json`` holds of the run.
-            ema: Moving average of the model's weights, if there is one.
-            ends: Whether the run ends here, so that the checkpoint has to be written.
-
-        Returns:
-            Its folder; None if it was there, or could not be written.
+        Where it cannot be written, it is left out with a warning, unless the run ``ends`` here.
 
         Raises:
             StorageError: The last checkpoint cannot be written, or the folder is another run's.
@@ -213,15 +192,10 @@ class Checkpoints:
         ema: WeightAverage | None = None,
         best: int | None = None,
     ) -> Path:
-        """Write a checkpoint; a crash at any time leaves a complete one or none.
+        """Write a checkpoint, and remove old ones but that of step ``best``.
 
-        Args:
-            step: As :meth:`save` takes it, and so are the next four.
-            model: The model; its buffers are stored for each rank.
-            optimizer: Its optimizer.
-            state: ``loader``, ``precision`` and ``recipe``; must be serializable as JSON.
-            ema: Its average.
-            best: Step of a checkpoint that is kept besides the newest.
+        A crash at any time leaves a complete one or none. The model is without its DDP wrapper, and
+        its buffers are stored for each rank; ``state`` is what ``state.json`` holds of the run.
 
         Raises:
             NotWrittenError: There is no room, or the folder cannot be written; raised on all ranks.
@@ -234,7 +208,7 @@ class Checkpoints:
             "buffers": dict(model.named_buffers()),
             **({"ema_buffers": ema.buffers} if ema else {}),
         }
-        tensors: dict[str, Any] = {of_rank(self._job.rank): own}
+        tensors: dict[str, Any] = {rank_file(self._job.rank): own}
         common = _common(model, optimizer, ema)
         try:
             check_plain(common["optimizer"])
@@ -249,14 +223,24 @@ class Checkpoints:
         if ema:
             content["ema_updates"] = ema.updates
         try:
-            self._write_files(partial, tensors, content)
             with self._agreed():
                 if self._job.is_main:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    partial.mkdir(parents=True)
+            own_files = {}
+            with self._agreed():
+                for name, part in tensors.items():
+                    write_tensors(partial / name, part)
+                    # Each rank reads its own files, which are in its machine's memory still.
+                    own_files[name] = facts_of(partial / name)
+            content[FILES] = {k: v for part in self._job.gather(own_files) for k, v in part.items()}
+            with self._agreed():
+                if self._job.is_main:
+                    write_state(partial, content)
                     if path.exists():
                         _set_aside(path)
                     partial.rename(path)
-                    with suppress(OSError):  # it is written, though a loss of power may lose it
-                        _flush_folder(self.folder)
+                    _flush_folder(self.folder)
         except NotWrittenError as error:
             if self._job.is_main:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -267,22 +251,6 @@ class Checkpoints:
             for one in (*left, *self.folder.glob(".step-*.old")):
                 shutil.rmtree(one, ignore_errors=True)  # tried again after the next one
         return path
-
-    def _write_files(self, partial: Path, tensors: dict[str, Any], content: dict[str, Any]) -> None:
-        with self._agreed():
-            if self._job.is_main:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-        own: dict[str, dict[str, Any]] = {}
-        with self._agreed():
-            for name, part in tensors.items():
-                write_tensors(partial / name, part)
-            # Each rank reads its own files, which are in its machine's memory still.
-            own = facts_of(partial / name for name in tensors)
-        files = {name: facts for part in self._job.gather(own) for name, facts in part.items()}
-        with self._agreed():
-            if self._job.is_main:
-                write_state(partial, content, files)
 
     @contextmanager
     def _agreed(self) -> Iterator[None]:
@@ -334,23 +302,8 @@ def _common(model: nn.Module, optimizer: Optimizer, ema: WeightAverage | None) -
     return content | ({"ema": ema.parameters} if ema else {})
 
 
-def facts_of(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Return the size in bytes and the SHA-256 of files, by name, as they are on the disk.
-
-    The files are flushed first, so that they survive a loss of power.
-    """
-    found = {}
-    for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.name] = {"bytes": path.stat().st_size, DIGEST: digest}
-    return found
-
-
-def write_state(folder: Path, content: dict[str, Any], files: dict[str, dict[str, Any]]) -> None:
+def write_state(folder: Path, content: dict[str, Any]) -> None:
     """Write ``state.json``, and flush it and the folder."""
-    content = {**content, FILES: dict(sorted(files.items()))}
     with (folder / STATE).open("w") as file:
         file.write(json.dumps({**content, DIGEST: digest_of(content)}, indent=2))
         file.flush()
@@ -359,12 +312,10 @@ def write_state(folder: Path, content: dict[str, Any], files: dict[str, dict[str
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(opened)
+    """Flush the names in a folder to the disk, where its file system does that."""
+    with suppress(OSError):  # what is in it is written, though a loss of power may lose it
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

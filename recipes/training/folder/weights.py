@@ -55,22 +55,24 @@ def set_results_aside(run_dir: Path) -> None:
         OSError: The files cannot be moved.
     """
     names = (WEIGHTS, WEIGHTS_EMA, SUMMARY, CLASSES)  # the weights first, in case of a crash
-    found = [name for name in names if (run_dir / name).is_file()]
-    if not found:
-        return
-    previous = run_dir / PREVIOUS
+    found, previous = [name for name in names if (run_dir / name).is_file()], run_dir / PREVIOUS
     if WEIGHTS in found:
         shutil.rmtree(previous, ignore_errors=True)
-        previous.mkdir()
+    if found:
+        previous.mkdir(exist_ok=True)
         if (run_dir / RECIPE).is_file():
             shutil.copyfile(run_dir / RECIPE, previous / RECIPE)
-    previous.mkdir(exist_ok=True)
     for name in found:
         (run_dir / name).replace(previous / name)
 
 
-def source_of(path: Path, *, ema: bool = False, key: str = "init.from") -> Path:
+def source_of(
+    path: Path, *, ema: bool = False, key: str = "init.from"
+) -> tuple[Path, tuple[str, ...]]:
     """Return what :func:`read_weights` reads: a file, or the folder of an intact checkpoint.
+
+    Returns:
+        Its path, and a line for each newer checkpoint that is damaged and passed over.
 
     Raises:
         RecipeError: ``path`` holds no weights, or is damaged.
@@ -78,22 +80,22 @@ def source_of(path: Path, *, ema: bool = False, key: str = "init.from") -> Path:
     if not path.is_dir():
         if not path.is_file():
             raise RecipeError(f"{key}: no file or folder {path}; {_VALID}")
-        return path
+        return path, ()
     if (path / WEIGHTS).is_file():
         average = path / WEIGHTS_EMA
         if ema and not average.is_file():
             raise _no_average(path, key)
-        return average if ema else path / WEIGHTS
-    found = checkpoint.is_checkpoint(path)
+        return average if ema else path / WEIGHTS, ()
     try:
-        if found:
+        if checkpoint.is_checkpoint(path):
             checkpoint.read_state(path)
-        newest = path if found else checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)[0]
+            return path, ()
+        newest, _, damaged = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)
     except CheckpointError as error:
         raise RecipeError(f"{key}: {error.problem}; {_VALID}") from None
     if newest is None:
         raise RecipeError(f"{key}: the folder {path} holds no weights; {_VALID}")
-    return newest
+    return newest, tuple(f"{problem}: reading {newest.name} instead" for problem in damaged)
 
 
 def _no_average(path: Path, key: str) -> RecipeError:
@@ -108,19 +110,15 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
 
     A file of ``torch.save`` is first verified by the CRC-32 of its records. timm reads the files:
     from a training checkpoint it takes the EMA if there is one, strips the prefixes of DataParallel
-    and torch.compile, and unpickles weights only. A run's folder is read
-    from its ``weights.pt``, or else from its newest checkpoint; a checkpoint is read with FP32
-    masters where it has them, and with buffers averaged over the ranks.
-
-    Args:
-        path: The file or folder.
-        ema: Of a run or a checkpoint, read the moving average of the weights.
-        key: Where the user gave the path, for messages.
+    and torch.compile, and unpickles weights only. A run's folder is read from its ``weights.pt``,
+    or else from its newest checkpoint; a checkpoint with FP32 masters where it has them, and with
+    buffers averaged over the ranks. ``ema`` reads the moving average of a run or checkpoint;
+    ``key`` is where the user gave the path, for messages.
 
     Raises:
         RecipeError: ``path`` holds no weights, or is damaged.
     """
-    path = source_of(path, ema=ema, key=key)
+    path, _ = source_of(path, ema=ema, key=key)
     if path.is_dir():
         return _of_checkpoint(path, ema, key)
     if problem := damage_of(path):
@@ -139,19 +137,6 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
                 f"{type(value).__name__}, not a dense tensor; {_VALID}"
             )
     return content
-
-
-def damaged_in(path: Path, doing: str) -> list[str]:
-    """A line for each checkpoint of a run's folder that :func:`read_weights` passed over.
-
-    Args:
-        path: What it read.
-        doing: What is done with the weights, such as ``starting from``.
-    """
-    if not path.is_dir() or (path / WEIGHTS).is_file() or checkpoint.is_checkpoint(path):
-        return []
-    newest, _, damaged = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)
-    return [f"{problem}: {doing} {newest.name} instead" for problem in damaged if newest]
 
 
 def _of_checkpoint(path: Path, ema: bool, key: str) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ was stopped or diverged.
 
 from __future__ import annotations
 
+import json
+import platform
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,31 +33,22 @@ from ...report.picture import write_picture
 from ...schema.load import RECIPE, dump, override
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
-from ..folder.checkpoint import CHECKPOINTS, latest
-from ..folder.ending import summarise, write_summary
-from ..folder.names import CLASSES
-from ..folder.outcome import Metrics, best, column, first_at, metrics_of
+from ..folder.checkpoint import CHECKPOINTS, latest, step_of
+from ..folder.ending import processor, versions
+from ..folder.names import CLASSES, SUMMARY
+from ..folder.outcome import Metrics, column, first_at, metrics_of, results_of
 from ..folder.place import writing
 from ..folder.saving import said_newest
 from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
 from ..watch.clocks import PARTS, PHASES, RunClock
 
-#: What the parts of the wall time and of training are called.
+#: What parts of the wall time and of training are called where it is not their own name.
 _NAMES = {
-    "training": "training",
-    "evaluation": "evaluation",
-    "checkpoints": "checkpoints",
     "start_up": "start-up",
-    "rest": "rest",
     "input_seconds": "waiting for data",
     "copy_seconds": "copying to the device",
-    "forward_seconds": "forward",
-    "backward_seconds": "backward",
     "all_reduce_seconds": "all-reduce wait",
-    "optimizer_seconds": "optimizer",
 }
-_LABEL = 17  # width of the labels of what was reached
-_TIME_LABEL = 28  # and of those of times
 
 
 def end_early(
@@ -63,17 +56,11 @@ def end_early(
 ) -> dict[str, Any]:
     """Show the end of a run that was stopped or diverged, and return its facts; else nothing.
 
-    Args:
-        run: The run.
-        clock: Measures where its time goes.
-        status: How it ended.
-        step: Steps made.
-        by_signal: Number of the signal that stopped it; 0: none.
-        why: Why a callback stopped it otherwise.
+    ``by_signal`` is the number of the signal that stopped it, or 0; ``why`` a callback's reason.
     """
     if not run.job.is_main or status not in ("stopped", "diverged"):
         return {}
-    facts = ending_facts(status, run, clock, {"step": step})
+    facts = ending_facts(status, run, clock, step)
     if by_signal:
         run.warn(f"stopped by a signal at step {step:,}; resume=true continues from there")
     elif status == "stopped":
@@ -105,28 +92,20 @@ def write_results(
 ) -> dict[str, Any]:
     """Write weights in FP32, report and summary of a run that has finished, and show its end.
 
-    Args:
-        run: The run.
-        precision: The precision that it was trained in.
-        average: State dict of the moving average of the weights, if there is one.
-        skipped_images: Number of images that could not be used.
-        clock: Measures where its time goes.
-
-    Returns:
-        The summary.
+    ``average`` is the state dict of the moving average of the weights. Returns the summary.
 
     Raises:
         StorageError: A file cannot be written.
     """
+    loader = run.loader
     with _storage_errors(run.run_dir):
         write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
         if average:
             write_weights(run.run_dir / WEIGHTS_EMA, average)
         report = write_picture(run.run_dir, title=f"{run.name}, seed {run.recipe.seed}")
-        classes = "".join(f"{name}\n" for name in run.loader.source.classes)
+        classes = "".join(f"{name}\n" for name in loader.source.classes)
         write_text(run.run_dir / CLASSES, classes)
-        loader = run.loader
-        about = {
+        summary = {
             "recipe": run.name,
             "seed": run.recipe.seed,
             "batch_size": loader.phase.batch_size,
@@ -138,15 +117,15 @@ def write_results(
             "device": run.job.device.type,
             "precision": precision.name,
             "backend": loader.backend,
-            "total_steps": run.timeline.total_steps,
             "skipped_images": skipped_images,
             "train_images": len(loader.source),
             "val_images": len(run.val_loader.source) if run.val_loader else 0,
+            "machine": {"processor": processor(), "python": platform.python_version()},
+            "versions": versions(),
         }
-        summary = summarise(run.run_dir, about)
+        summary |= ending_facts("finished", run, clock)
         summary["input_advice"] = input_advice(summary, loader, run.job)
-        summary = ending_facts("finished", run, clock, summary)
-        write_summary(run.run_dir, summary)
+        write_text(run.run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
         say(run, "finished", summary, {"run folder": run.run_dir, "report": report})
         return summary
 
@@ -155,17 +134,10 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
     """Return advice on the input of a finished run; empty if it hardly waited for its data.
 
     The first step's wait, in which the input starts up, does not count: a longer run would not
-    repeat it. Times the stages of the input on some images of the run, for a few seconds.
-
-    Args:
-        summary: Summary of the run.
-        loader: Loader of the training images.
-        job: The ranks.
-
-    Returns:
-        The times of the stages in one line, and remedies.
+    repeat it. Times the stages of the input on some images of the run, for a few seconds. The first
+    line has these times, and the others remedies.
     """
-    wait_share = summary["steady_wait_share"]
+    wait_share = summary.get("steady_wait_share", 0.0)
     if wait_share < INPUT_BOUND or loader.backend == "synthetic":
         return []
     try:
@@ -201,39 +173,26 @@ def _storage_errors(run_dir: Path) -> Iterator[None]:
 
 
 def ending_facts(
-    status: Status, run: RunContext, clock: RunClock, known: Mapping[str, Any]
+    status: Status, run: RunContext, clock: RunClock, step: int | None = None
 ) -> dict[str, Any]:
-    """Return what the files of a run hold of its end.
+    """Return what the files of a run hold of its end, after ``step`` or as its metrics tell.
 
-    Args:
-        status: How the run ends.
-        run: The run.
-        clock: Its clock.
-        known: The summary, whose values are kept; of a run that has not finished, ``step``.
-
-    Returns:
-        ``step``, ``total_steps`` and ``epoch``; ``checkpoint_step`` of a run that was stopped, the
-        step of its newest checkpoint, or None; ``evaluated_step``, of the last evaluation, or None;
-        ``top1``, ``best_top1`` and ``best_epoch`` if it was evaluated; ``target`` with the step,
-        the epoch and the time at which ``target_accuracy`` was reached, or None;
-        ``from_step``, at which this process began; ``time_spent`` and ``training_time`` of this
-        process, in seconds; and ``next``, the commands to go on with.
+    That is what :func:`.outcome.results_of` tells, and ``total_steps``; ``checkpoint_step`` of a
+    run that was stopped, the step of its newest checkpoint, or None; ``target`` with the step, the
+    epoch and the time at which ``target_accuracy`` was reached, or None; ``from_step``, at which
+    this process began; ``time_spent`` and ``training_time`` of this process, in seconds; and
+    ``next``, the commands to go on with.
     """
-    facts: dict[str, Any] = {
-        "step": known["step"],
-        "total_steps": run.timeline.total_steps,
-        "epoch": run.timeline.epoch(known["step"]),
-        "evaluated_step": None,
-    }
+    metrics = metrics_of(run.run_dir)
+    made = run.step if step is None else step
+    place: dict[str, Any] = {"step": made, "epoch": run.timeline.epoch(made)}
+    facts = results_of(metrics)
+    facts = {**place, **facts} if step is None else {**facts, **place}
     if status == "stopped":
         newest = latest(run.run_dir / CHECKPOINTS)
-        facts["checkpoint_step"] = int(newest.name.removeprefix("step-")) if newest else None
-    metrics = metrics_of(run.run_dir)
-    if best_line := best(metrics.val):
-        facts |= {"top1": metrics.val[-1].get("top1"), "evaluated_step": metrics.val[-1]["step"]}
-        facts |= {"best_top1": best_line["top1"], "best_epoch": best_line["epoch"]}
+        facts["checkpoint_step"] = step_of(newest) if newest else None
     facts |= {
-        **known,
+        "total_steps": run.timeline.total_steps,
         "target": _target(run.recipe.target_accuracy, metrics),
         "from_step": run.step,
         **clock.facts(),
@@ -259,20 +218,14 @@ def _target(accuracy: float | None, metrics: Metrics) -> dict[str, Any] | None:
 
 
 def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
-    """Show how a run ended; each line fits 100 columns where paths allow.
-
-    Args:
-        run: The run.
-        status: How it ended.
-        facts: Of :func:`ending_facts`.
-        files: What else to name, by label.
-    """
+    """Show how a run ended, and where some files are; lines fit 100 columns where paths allow."""
     place = f"at step {facts['step']:,} of {facts['total_steps']:,}, epoch {facts['epoch']:.1f}"
     run.say(f"{run.name}, seed {run.recipe.seed}: {status} {place}")
     for name, text in _reached(facts, run.recipe.target_accuracy):
-        run.say(f"  {name:{_LABEL}}{text}")
-    for line in _where_the_time_went(facts):
-        run.say(line)
+        run.say(f"  {name:17}{text}")
+    for label, seconds, more in _where_the_time_went(facts):
+        share = 100 * seconds / (facts["time_spent"]["total"] or 1)
+        run.say(f"{label:28}{duration(seconds):>10}  {share:5.1f} %{more}")
     stages, *hints = facts.get("input_advice") or [""]
     if stages:
         run.say("\n  suggestion: ".join([f"training waited for data: {stages}", *hints]))
@@ -285,52 +238,44 @@ def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[s
 def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str, str]]:
     """Labels and texts of what a run reached."""
     saved = facts.get("checkpoint_step", facts["step"])
-    if saved is None:
-        yield "checkpoint", "none yet"
-    elif saved != facts["step"]:
-        yield "checkpoint", f"of step {saved:,}, from which the run resumes"
-    if "top1" in facts:
+    if saved != facts["step"]:
+        resumes = "none yet" if saved is None else f"of step {saved:,}, from which the run resumes"
+        yield "checkpoint", resumes
+    if facts.get("top1") is not None:
         step = facts["evaluated_step"]
         at = "" if step == facts["step"] else f" at step {step:,}"
         best = f"best {facts['best_top1']:.2f} % at epoch {facts['best_epoch']:.1f}"
-        top5 = f", top-5 {facts['top5']:.2f} %" if "top5" in facts else ""
+        top5 = "" if facts.get("top5") is None else f", top-5 {facts['top5']:.2f} %"
         yield "top-1", f"{facts['top1']:.2f} %{at} ({best}){top5}"
-    if "ema_top1" in facts:
+    if facts.get("ema_top1") is not None:
         yield "EMA top-1", f"{facts['ema_top1']:.2f} %"
     if target is not None:
         when = "not reached"
         if hit := facts["target"]:
-            when = (
-                f"reached at step {hit['step']:,}, epoch {hit['epoch']:.1f}, after "
-                f"{duration(hit['seconds'])} of training and evaluation"
-            )
+            took = f"{duration(hit['seconds'])} of training and evaluation"
+            when = f"reached at step {hit['step']:,}, epoch {hit['epoch']:.1f}, after {took}"
         yield "target", f"{target:g} % {when}"
-    if "images_per_second" in facts:
+    if "train_seconds" in facts:
         speed, seconds = facts["images_per_second"], duration(facts["train_seconds"])
         yield "throughput", f"{rate(speed)} images/s in {seconds} of training"
     if facts.get("skipped_images"):
         yield "images skipped", f"{facts['skipped_images']:,}"
 
 
-def _where_the_time_went(facts: dict[str, Any]) -> Iterable[str]:
-    """A line for each part of the wall time, and for each part of training that is known."""
+def _where_the_time_went(facts: dict[str, Any]) -> Iterable[tuple[str, float, str]]:
+    """Label, seconds and a note of each part of the wall time, and of training where known."""
     spent, phases = facts["time_spent"], facts["training_time"]
-    total = spent["total"]
-
-    def line(label: str, seconds: float, more: str = "") -> str:
-        share = 100 * seconds / total if total else 0.0
-        return f"{label:{_TIME_LABEL}}{duration(seconds):>10}  {share:5.1f} %{more}"
-
     since = f" since step {facts['from_step']:,}" if facts["from_step"] else ""
-    yield f"{f'where the time went{since}':{_TIME_LABEL}}{duration(total):>10}  100.0 %"
+    yield f"where the time went{since}", spent["total"], ""
     for part in (part for part in PARTS if spent[part]):
-        yield line(f"  {_NAMES[part]}", spent[part])
+        yield f"  {_NAMES.get(part, part)}", spent[part], ""
         if part == "training" and phases:
             for phase in (phase for phase in PHASES if phase in phases):
                 first = facts["first_wait_seconds"] if phase == "input_seconds" else 0.0
                 more = f", {duration(first)} of it before the first step" if first else ""
-                yield line(f"    {_NAMES[phase]}", phases[phase], more)
-            yield line("    rest of training", max(0.0, spent[part] - sum(phases.values())))
+                label = _NAMES.get(phase, phase.removesuffix("_seconds"))
+                yield f"    {label}", phases[phase], more
+            yield "    rest of training", max(0.0, spent[part] - sum(phases.values())), ""
 
 
 # --- the commands to go on with -------------------------------------------------------------
@@ -340,33 +285,24 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
     """Return at most two commands to go on with, the more useful one first.
 
     They are built from the recipe in the run's folder, which has every key with the overrides of
-    the command line, so that none of them has to be typed again.
-
-    Args:
-        status: How the run ended; of one that failed otherwise, the error says what to do.
-        run: The run.
-        facts: Of :func:`ending_facts`; a run that was stopped cannot be resumed without
-            ``checkpoint_step``.
+    the command line, so that none of them has to be typed again. Of a run that failed, the error
+    says what to do.
     """
     folder, job = str(run.run_dir), run.job
     report = shlex.join(["largebatch", "report", folder, "--out", "report.html"])
     if status == "stopped":
-        resumes = facts["checkpoint_step"] is not None
-        return [*(resume_commands(run) if resumes else []), report]
+        return [*(resume_commands(run) if facts["checkpoint_step"] is not None else []), report]
     if status == "diverged":  # find a rate at which it trains
         one_machine = 1 < job.world_size == job.local_world_size
         processes = ["--nproc", str(job.world_size)] if one_machine else []
         search = ["largebatch", "tune", "lr", f"{folder}/{RECIPE}", *processes]
         return [report, shlex.join(search)]
-    if status == "failed":
-        return []
-    if not run.recipe.reached(facts.get("top1")) and facts["step"] < facts["total_steps"]:
+    top1, ema_top1 = facts.get("top1"), facts.get("ema_top1")
+    if not run.recipe.reached(top1) and facts["step"] < facts["total_steps"]:
         return [report, *resume_commands(run, "stop_after=null")]
     form = "timm" if is_of_timm(run.recipe.model.name) else "safetensors"
-    is_ema_better = facts.get("ema_top1", -1.0) > facts.get("top1", 101.0)
-    names = ("export", *(f"export-{number}" for number in range(2, 1000)))
-    free = next((name for name in names if not Path(name).exists()), names[0])
-    export = ["largebatch", "export", folder, "--to", form, "--out", free]
+    export = ["largebatch", "export", folder, "--to", form, "--out", f"{folder}/export"]
+    is_ema_better = top1 is not None and ema_top1 is not None and ema_top1 > top1
     return [report, shlex.join([*export, *(["--ema"] if is_ema_better else [])])]
 
 

@@ -99,7 +99,7 @@ class TensorBoard(Tracker):
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
         try:
-            self._file.flush()
+            self._file.append()
         finally:
             self._file.close()
 

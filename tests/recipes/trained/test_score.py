@@ -203,7 +203,7 @@ BAD = {
         ["{tmp}/other.pt", "--recipe", "digits", "data.path={photos}"],
         "{tmp}/other.pt has a, which is not part of resnet10t; valid: weights of resnet10t, or --",
     ),
-    "damaged checkpoint": (["{tmp}/damaged"], "is damaged: model.pt has 0 bytes"),
+    "damaged checkpoint": (["{tmp}/damaged"], "is damaged: the SHA-256 of model.pt is not"),
     "no average": (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
     "no average yet": (["{tmp}/stopped", "--ema"], "holds no moving average of the weights; valid"),
     "average of a file": (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),

@@ -53,7 +53,7 @@ def test_pieces_arrive_whole_and_in_order(pieces):
                 written = expected
             assert path.read_bytes()[: 4 + len(written)] == b"head" + written
         room[0] = 10**6
-        file.flush()
+        file.append()
         file.close()
         assert path.read_bytes() == b"head" + expected
 

@@ -41,41 +41,39 @@ def steps_of(root, run_dir, *keys):
     return weights(trainer), shape, "\n".join(lines)
 
 
-def in_turn(root, run_dir, *keys):
-    """Train on 4 ranks, on 3 and on 4 again, each for three steps."""
-    return [
-        run_ranks(ranks, steps_of, root, run_dir, *keys, *AGAIN, f"stop_after={stop}")[0]
-        for ranks, stop in ((4, 3), (3, 6), (4, 9))
-    ]
-
-
 @pytest.mark.slow("starts 15 processes")
-def test_four_ranks_then_three_then_four_make_the_updates_of_four(photos, tmp_path):
+@pytest.mark.parametrize(
+    ("keys", "of_four", "of_three"),
+    [
+        (["batch_size=48", "micro_batch_size=4"], (4, 3, 4), (4, 4, 3)),
+        # An open micro-batch does not grow on fewer ranks, as it may not fit into memory.
+        ([*NO_BATCH_NORM, "batch_size=24", "micro_batch_size=null"], (6, 1, 4), (4, 2, 3)),
+    ],
+)
+def test_four_ranks_then_three_then_four_make_the_updates_of_four(
+    photos, tmp_path, keys, of_four, of_three
+):
     """Global batches, and the micro-batches over which batch norm goes, hold the same images."""
-    keys = ("batch_size=48", "micro_batch_size=4")
     whole, _, _ = run_ranks(4, steps_of, photos, tmp_path / "whole", *keys, "stop_after=9")[0]
-    one, two, three = in_turn(photos, tmp_path / "part", *keys)
-    assert (one[1], two[1], three[1]) == ((4, 3, 4), (4, 4, 3), (4, 3, 4))
-    unchanging = [k for k in whole if "running" not in k and "tracked" not in k]
-    ours, theirs = ({k: w[k] for k in unchanging} for w in (three[0], whole))
+    one, two, three = (
+        run_ranks(ranks, steps_of, photos, tmp_path / "part", *keys, *AGAIN, f"stop_after={stop}")[
+            0
+        ]
+        for ranks, stop in ((4, 3), (3, 6), (4, 9))
+    )
+    assert [one[1], two[1], three[1]] == [of_four, of_three, of_four]
+    ours, theirs = (
+        {k: w[k] for k in w if "running" not in k and "tracked" not in k} for w in (three[0], whole)
+    )
     assert largest_difference(ours, theirs) < ROUNDING
-    shape = "now 4 images x 4 accumulated x 3 ranks, was 4 images x 3 accumulated x 4 ranks"
-    assert f"a global batch is {shape}; batch norm over 4 images as before" in two[2]
-    assert "now 4 images x 3 accumulated x 4 ranks, was 4 images x 4 accumulated" in three[2]
+    now, before = (
+        f"{micro} images x {accumulated} accumulated x {ranks} ranks"
+        for micro, accumulated, ranks in (of_three, of_four)
+    )
+    norm = "" if NO_BATCH_NORM[0] in keys else "; batch norm over 4 images as before"
+    assert f"a global batch is now {now}, was {before}{norm}\n" in two[2]
+    assert f"a global batch is now {before}, was {now}" in three[2]
     assert "a global batch is" not in one[2]
-
-
-@pytest.mark.slow("starts 15 processes")
-def test_an_open_micro_batch_does_not_grow_on_fewer_ranks(photos, tmp_path):
-    """As it may not fit into memory; without batch norm, the updates stay those of four ranks."""
-    keys = (*NO_BATCH_NORM, "batch_size=24", "micro_batch_size=null")
-    whole, _, _ = run_ranks(4, steps_of, photos, tmp_path / "whole", *keys, "stop_after=9")[0]
-    one, two, three = in_turn(photos, tmp_path / "part", *keys)
-    assert (one[1], two[1], three[1]) == ((6, 1, 4), (4, 2, 3), (6, 1, 4))
-    shape = "now 4 images x 2 accumulated x 3 ranks, was 6 images x 1 accumulated x 4 ranks"
-    assert f"a global batch is {shape}" in two[2]
-    assert "batch norm" not in two[2]
-    assert largest_difference(three[0], whole) < ROUNDING
 
 
 def test_a_batch_that_does_not_divide_is_refused_and_the_checkpoint_stays(photos, tmp_path):

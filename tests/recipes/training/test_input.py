@@ -12,8 +12,8 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.folder.ending import summarise
 from largebatch.recipes.training.folder.metrics import SKIPPED, read_metrics
+from largebatch.recipes.training.folder.outcome import metrics_of, results_of
 from largebatch.recipes.training.screen.closing import input_advice
 from tests.pipeline.formats import write_data_set
 from tests.ranks import run_ranks
@@ -169,7 +169,7 @@ def test_a_run_that_an_older_version_began_has_a_summary(tmp_path, logged, longe
     for each in lines:
         each |= {"step_wait_seconds": [0.1, 0.4]} if each["step"] in logged else {}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    summary = summarise(tmp_path, {})
+    summary = results_of(metrics_of(tmp_path))
     assert (summary["startup_seconds"], summary["longest_wait_seconds"]) == (None, longest)
     assert (summary["wait_share"], summary["steady_wait_share"]) == (0.1, 0.1)
 
@@ -198,7 +198,7 @@ def test_advice_leaves_out_the_first_wait(tmp_path, monkeypatch, waits, share, a
         for step, seconds, images, own in ((1, 7.0, 200, waits[:1]), (3, 3.0, 300, waits[1:]))
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = summarise(tmp_path, {})
+    summary = results_of(metrics_of(tmp_path))
     assert summary["wait_share"] == pytest.approx(sum(waits) / 10, abs=1e-4)
     assert summary["startup_seconds"] == waits[0]
     assert summary["steady_wait_share"] == pytest.approx(share, abs=1e-4)

@@ -9,9 +9,10 @@ import pytest
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training.folder import lock as run_lock
-from largebatch.recipes.training.folder.lock import LOCK, locked, this_process, touched
+from largebatch.recipes.training.folder.lock import LOCK, heartbeat, locked, this_process
+from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import CONTEXT
-from tests.recipes.runs import make, weights
+from tests.recipes.runs import assert_same, make, train, weights
 from tests.recipes.training.test_resume import checkpoints, timeless
 
 ELSEWHERE = {"machine": "elsewhere", "process": 7, "started": "1", "boot": "x", "namespace": "y"}
@@ -93,20 +94,26 @@ def test_another_machine_counts_as_gone_only_without_a_sign_of_life(
     assert said == [f"{who}; waiting up to {seconds} s for a sign of life"]
 
 
-@pytest.mark.parametrize("key", ["machine", "boot", "namespace"])
-def test_the_process_of_another_container_is_not_looked_for_here(tmp_path, key):
-    """It may have the same name of the machine, and its numbers mean nothing here."""
-    path = left(tmp_path, **{**this_process(), "process": 2**22 + 1, key: "other"})
-    with touched(path, 0.1):
-        assert "is in use by" in refused(tmp_path)
-
-
-def test_a_lock_that_cannot_be_read_is_replaced_once_it_is_old(tmp_path):
-    """It may be one that is being written."""
-    (tmp_path / LOCK).write_text("{")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # of another container, whose numbers mean nothing here
+        *({key: "other", "process": 2**22 + 1} for key in ("machine", "boot", "namespace")),
+        # damaged
+        *({"started": 5}, {"process": -1}, {"process": 2**70}, {"machine": [1]}, {"started": None}),
+        None,
+    ],
+)
+def test_a_process_that_cannot_be_looked_for_is_judged_by_its_heartbeat(tmp_path, changes):
+    path = left(tmp_path, **{**this_process(), **(changes or {})})
+    if changes is None:
+        path.write_text("{")  # as one that is being written
+    with heartbeat(path, 0.1):
+        assert "is in use by " in refused(tmp_path)
+    os.utime(path, (1, 1))
     with locked(tmp_path) as taken:
-        assert taken.notice == "the lock of a process that left no name is taken over: it has ended"
-        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+        assert taken.notice.endswith(" is taken over: it has ended")
+        assert json.loads(path.read_text())["process"] == os.getpid()
 
 
 def test_a_process_sees_that_its_lock_is_lost_and_leaves_it(tmp_path):
@@ -122,34 +129,18 @@ def test_a_process_sees_that_its_lock_is_lost_and_leaves_it(tmp_path):
 
 def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkeypatch):
     path = left(tmp_path)
-    judge = run_lock._has_ended
+    judge = run_lock._check_ended
 
     def overtaken(path, seen, say):
         if seen[0]["machine"] != "elsewhere":
             return judge(path, seen, say)
         left(tmp_path, machine="quicker", id="q")  # between this judgement and the next step
-        return True
 
-    monkeypatch.setattr(run_lock, "_has_ended", overtaken)
-    with touched(path, 0.1):
+    monkeypatch.setattr(run_lock, "_check_ended", overtaken)
+    with heartbeat(path, 0.1):
         assert "process 7 of quicker" in refused(tmp_path)
     assert json.loads(path.read_text())["machine"] == "quicker"
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]
-
-
-@pytest.mark.parametrize(
-    "lock", [{"started": 5}, {"process": -1}, {"process": 2**70}, {"machine": [1]}, None]
-)
-def test_a_lock_that_does_not_name_its_process_is_judged_by_its_heartbeat(tmp_path, lock):
-    content = {**this_process(), **(lock or {})}
-    if lock is None:
-        del content["started"]
-    (tmp_path / LOCK).write_text(json.dumps(content))
-    with touched(tmp_path / LOCK, 0.1):
-        assert "is in use by " in refused(tmp_path)
-    os.utime(tmp_path / LOCK, (1, 1))
-    with locked(tmp_path) as taken:
-        assert taken.notice.endswith("is taken over: it has ended")
 
 
 @pytest.mark.parametrize("make_lock", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("none")])
@@ -196,23 +187,19 @@ def test_two_runs_do_not_share_a_folder(photos, tmp_path):
     second = make(photos, run, *RUN)
     seen = []
 
-    class Meanwhile:
-        def __call__(self, step):
-            if step == 3:
-                with pytest.raises(RecipeError, match="is in use by process"):
-                    second.run()
-                seen.append(step)
+    def meanwhile(step):
+        if step == 3:
+            with pytest.raises(RecipeError, match="is in use by process"):
+                second.run()
+            seen.append(step)
 
-    first.callbacks.step_begin = Meanwhile()
+    first.callbacks.step_begin = meanwhile
     first.run()
     assert seen == [3]
     assert not (run / LOCK).exists()
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    alone = make(photos, tmp_path / "alone", *RUN)
-    alone.run()
-    expected = (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()
-    assert [timeless(json.loads(a)) for a in lines] == [timeless(json.loads(b)) for b in expected]
-    assert all((weights(first)[k] == v).all() for k, v in weights(alone).items())
+    assert_same(weights(first), train(photos, tmp_path / "alone", *RUN))
+    lines, expected = (read_metrics(tmp_path / name) for name in ("run", "alone"))
+    assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
 
 
 def test_a_run_that_was_trained_on_meanwhile_is_not_resumed_from_the_past(photos, tmp_path):
@@ -246,7 +233,7 @@ def test_a_run_whose_lock_was_taken_over_ends_and_leaves_the_folder(photos, tmp_
 
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(photos, tmp_path):
-    make(photos, tmp_path, *RUN, "stop_after=2").run()
-    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-00000002/state.json").touch()
     with pytest.raises(RecipeError, match="already holds a run"):
         make(photos, tmp_path, *RUN)

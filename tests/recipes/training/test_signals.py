@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -184,29 +183,27 @@ class Program:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"),
-    [("start", signal.SIGINT), ("start", signal.SIGUSR1), ("results", signal.SIGTERM)],
+    ("name", "number", "environment", "line"),
+    [
+        *(
+            ("start", number, {}, "ended by {} at start-up, ")
+            for number in (signal.SIGINT, signal.SIGUSR1)
+        ),
+        ("start", signal.SIGTERM, {"RANK": "1"}, ""),  # rank 0 alone prints it
+        ("results", signal.SIGTERM, {}, "ended by {} after training; "),
+        # A main thread that does not answer is ended by the signal itself.
+        ("blocked", signal.SIGINT, {}, "ended by {} at start-up, "),
+        ("blocked", signal.SIGXCPU, {}, "ended by {} at start-up, "),
+    ],
 )
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number, rank):
-    with Program(name, RANK=rank) as program:
+def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number, environment, line):
+    with Program(name, **environment) as program:
         program.says("ready")
         program.send(number)
         code, error = program.ends()
-    assert code == 128 + number
-    if rank == "1":  # which leaves the line to rank 0
-        assert error == ""
-        return
-    where = "at start-up" if name == "start" else "after training"
-    assert re.fullmatch(rf"largebatch: error: ended by {number.name} {where}[^\n]*\n", error)
-
-
-def test_a_signal_ends_a_process_whose_main_thread_does_not_answer():
-    with Program("blocked") as program:
-        program.says("ready")
-        program.send(signal.SIGINT)
-        code, error = program.ends()
-    assert (code, error.count("\n")) == (-signal.SIGINT, 1)
+    assert code == (-number if name == "blocked" else 128 + number)
+    assert error.startswith(f"largebatch: error: {line.format(number.name)}" if line else "")
+    assert len(error.splitlines()) == error.count("\n") == bool(line)
 
 
 def test_in_training_the_same_signal_a_second_time_ends_the_process():
