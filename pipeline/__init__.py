@@ -13,8 +13,9 @@ from .._lazy import lazily
 if TYPE_CHECKING:
     from .audit import DataReport, check_data
     from .decode.batch import Batch
-    from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Transform
+    from .decode.crops import ERASING_MODES, IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Transform
     from .decode.options import BACKENDS, ON_ERROR, VERIFY
+    from .decode.policy import check_auto_augment
     from .errors import DataError, printable
     from .loader import Loader
     from .prepare import Output, prepare_cifar10, prepare_digits, prepare_folder, prepare_imagenet
@@ -43,6 +44,7 @@ else:
 
 __all__ = [
     "BACKENDS",
+    "ERASING_MODES",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "INDEX_FILE",
@@ -73,6 +75,7 @@ __all__ = [
     "Subset",
     "Synthetic",
     "Transform",
+    "check_auto_augment",
     "check_data",
     "check_secrets",
     "hold_out",

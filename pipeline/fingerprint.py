@@ -32,6 +32,7 @@ def check(state: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> int:
         raise DataError("the state of the input is damaged; valid: one of Loader.state_dict()")
     if not 0 <= position < 2**63:
         raise DataError("the state of the input has no position; valid: from 0 up to 2**63")
+    saved = {"repeats": 1} | saved  # which earlier versions did not have
     for key, value in now.items():
         if saved.get(key) == value:
             continue

@@ -15,6 +15,7 @@ from .. import __version__
 from .decode.backends import Backend, choose, default_prefetch, make
 from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
 from .decode.crops import FLIP, Transform
+from .decode.erasing import Erasing
 from .decode.options import check_options
 from .decode.reader import Reader
 from .decode.synthetic import SyntheticBackend
@@ -43,6 +44,8 @@ class Loader:
         training: True shuffles and augments; False evaluates.
         epochs: Length of training, rounded to whole global batches; None never ends.
         seed: Seed of the order and the augmentation, >= 0.
+        repeats: Number of consecutive positions of an epoch of training that show the same image,
+            each augmented on its own; the epoch keeps its length.
         rank: This rank among all ranks of the job.
         world_size: Number of ranks of the job.
         device: Where batches are delivered; ``"cuda"`` is the current GPU.
@@ -92,6 +95,7 @@ class Loader:
         training: bool = True,
         epochs: float | None = None,
         seed: int = 0,
+        repeats: int = 1,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device | str = "cpu",
@@ -110,11 +114,14 @@ class Loader:
             raise DataError(f"unknown dtype {dtype} of images; valid: torch.float32, torch.float16")
         if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
             raise DataError(f"hw_decoder_load: {hw_decoder_load} is no share; valid: 0 to 1")
+        if repeats < 1:
+            raise DataError(f"repeats: {repeats} is not valid; valid: 1, for none, or more")
         check_options(on_error, verify)
         self.source = source
         self.transform = transform
         self.training = training
         self.seed = seed
+        self.repeats = repeats
         self.rank = rank
         self.world_size = world_size
         self.device = _with_index(torch.device(device))
@@ -149,7 +156,10 @@ class Loader:
                 source, transform, training=training, on_error=on_error, verify=verify
             )
         sizes = [phase.image_size for phase in self.timeline.phases]
-        self.backend = choose(backend, self.device, max(sizes)) if self.reader else "synthetic"
+        augment = transform.auto_augment if training else None
+        self.backend = "synthetic"
+        if self.reader:
+            self.backend = choose(backend, self.device, max(sizes), augment)
         self._prefetch = prefetch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -262,6 +272,7 @@ class Loader:
             "images": len(self.source),
             "files": self.source.fingerprint,
             "seed": self.seed,
+            "repeats": self.repeats,
             "batch_size": first.batch_size,
             "micro_batch_size": first.micro_batch_size,
             "world_size": self.world_size,
@@ -283,7 +294,11 @@ class Loader:
         if isinstance(self._decoder, SyntheticBackend):
             return self._decoder(self._pieces())
         assert self.reader is not None
-        return self._decoder(prefetch(self._requests(self.reader), self.prefetch))
+        batches = self._decoder(prefetch(self._requests(self.reader), self.prefetch))
+        if not (self.training and self.transform.erasing):
+            return batches
+        erasing = Erasing(self.transform.erasing, self.transform.erasing_mode, self.device)
+        return map(erasing, batches)
 
     @cached_property
     def prefetch(self) -> int:
@@ -314,7 +329,13 @@ class Loader:
 
     def _requests(self, reader: Reader) -> Iterator[Request]:
         alternating = FLIP if self.transform.flip == "alternating" else None
-        stream = Stream(len(self.source), self.seed, alternating)
+        stream = Stream(
+            len(self.source),
+            self.seed,
+            alternating,
+            further=self.transform.needs_further,
+            repeats=self.repeats,
+        )
         epoch = None
         for start, count, image_size in self._pieces():
             now = start // len(self.source) if self.training else 0

@@ -8,6 +8,12 @@ numbers of an image (for its crop and flip) belong to its position in the stream
 alternate from epoch to epoch belongs to the image. Resuming therefore needs no saved order, and any
 number of ranks sees the same images with the same crops.
 
+With repeated augmentation (Hoffer et al. 2020, arXiv:1901.09335; Berman et al. 2019,
+arXiv:1902.05509) position p of an epoch shows image p // k of the epoch's order, with random
+numbers of its own. As in the samplers of DeiT, torchvision and timm, an epoch keeps its length, and
+so shows the first 1 / k of its order: other images in each epoch. There, the copies of an image go
+to different ranks; here they follow each other, so that they share a micro-batch.
+
 The raw bits of NumPy's Philox generator are used because they stay the same across platforms and
 versions of NumPy (NEP 19), while its distributions may change.
 """
@@ -17,10 +23,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-#: Number of random numbers per image.
+#: Number of random numbers per image, for its crop and flip.
 UNIFORMS = 24
+#: Number of those after them, for :mod:`.decode.policy` and :mod:`.decode.erasing`.
+FURTHER = 48
 
-_SHUFFLE, _AUGMENT = 0, 1
+# What random numbers are for. The last one's keys are apart from those of all epochs.
+_SHUFFLE, _AUGMENT, _FURTHER = 0, 1, 2**63
 _OF_IMAGES = 2**63  # outside the seeds of training
 _PHILOX_WORDS = 4  # 64-bit words per step of the generator's counter
 
@@ -30,16 +39,19 @@ def epoch_order(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.argsort(_philox(seed, epoch, _SHUFFLE).random_raw(images), kind="stable")
 
 
-def uniforms(seed: int, epoch: int, first: int, count: int) -> NDArray[np.float64]:
+def uniforms(
+    seed: int, epoch: int, first: int, count: int, *, further: bool = False
+) -> NDArray[np.float64]:
     """Return uniform numbers in [0, 1) for positions ``first`` to ``first + count`` of an epoch.
 
-    Shape ``[count, UNIFORMS]``, FP64. The numbers of a position do not depend on the slice in
-    which they are requested.
+    Shape ``[count, UNIFORMS]``, or ``[count, FURTHER]`` with ``further``, FP64. The numbers of a
+    position do not depend on the slice in which they are requested.
     """
-    bits = _philox(seed, epoch, _AUGMENT)
-    bits.advance(first * UNIFORMS // _PHILOX_WORDS)
-    words = np.asarray(bits.random_raw(count * UNIFORMS), dtype=np.uint64)
-    return _fractions(words).reshape(count, UNIFORMS)
+    columns, purpose = (FURTHER, _FURTHER) if further else (UNIFORMS, _AUGMENT)
+    bits = _philox(seed, epoch, purpose)
+    bits.advance(first * columns // _PHILOX_WORDS)
+    words = np.asarray(bits.random_raw(count * columns), dtype=np.uint64)
+    return _fractions(words).reshape(count, columns)
 
 
 def _fractions(words: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -59,12 +71,24 @@ class Stream:
         seed: Seed of the order and of the random numbers, >= 0 and below 2^63.
         alternating: Column of the random numbers that alternates: an image has one number of its
             own there in even epochs, and the same plus one half, modulo 1, in odd ones.
+        further: Whether :meth:`take` also returns the numbers after those of crops and flips.
+        repeats: Number of consecutive positions of an epoch that show the same image.
     """
 
-    def __init__(self, images: int, seed: int, alternating: int | None = None) -> None:
+    def __init__(
+        self,
+        images: int,
+        seed: int,
+        alternating: int | None = None,
+        *,
+        further: bool = False,
+        repeats: int = 1,
+    ) -> None:
         self._images = images
         self._seed = seed
         self._alternating = alternating
+        self._further = further
+        self._repeats = repeats
         self._own: NDArray[np.float64] | None = None
         self._orders: dict[int, NDArray[np.int64]] = {}
 
@@ -73,17 +97,20 @@ class Stream:
 
         Returns:
             Their indices, int64, shape ``[count]``, and their random numbers, FP64,
-            ``[count, UNIFORMS]``.
+            ``[count, UNIFORMS]``, or ``[count, UNIFORMS + FURTHER]`` with ``further``.
         """
         indices, numbers = [], []
         while count > 0:
             epoch, first = divmod(start, self._images)
             length = min(count, self._images - first)
             start, count = start + length, count - length
-            at = self._order(epoch)[first : first + length]
+            at = self._order(epoch)[np.arange(first, first + length) // self._repeats]
             drawn = uniforms(self._seed, epoch, first, length)
             if self._alternating is not None:
                 drawn[:, self._alternating] = (self._of_images()[at] + epoch % 2 / 2) % 1
+            if self._further:
+                after = uniforms(self._seed, epoch, first, length, further=True)
+                drawn = np.concatenate([drawn, after], axis=1)
             indices.append(at)
             numbers.append(drawn)
         return np.concatenate(indices), np.concatenate(numbers)

@@ -12,7 +12,7 @@ from .decode.batch import Request
 from .decode.pillow import decode
 from .decode.reader import Reader
 from .loader import Loader
-from .order import UNIFORMS
+from .order import FURTHER, UNIFORMS
 from .sources import Synthetic
 
 #: A run is input-bound if it waits for data for at least this fraction of its time.
@@ -50,7 +50,7 @@ def measure_input_times(loader: Loader) -> InputTimes:
     rng, image_size = np.random.default_rng(loader.seed), loader.phase.image_size
     count = min(_IMAGES, loader.micro_batch_size)
     indices = rng.integers(0, len(source), count)
-    uniforms = rng.random((count, UNIFORMS)) if loader.training else None
+    uniforms = rng.random((count, UNIFORMS + FURTHER)) if loader.training else None
     if not reader.images_read:
         reader.request(indices, uniforms, image_size)
     read_seconds = reader.read_seconds / reader.images_read

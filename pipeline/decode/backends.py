@@ -25,7 +25,9 @@ _PREFETCH = 2
 _LARGE = 192
 
 
-def choose(name: str, device: torch.device, image_size: int) -> str:
+def choose(
+    name: str, device: torch.device, image_size: int, auto_augment: str | None = None
+) -> str:
     """Return the backend that ``name`` stands for.
 
     Args:
@@ -33,25 +35,33 @@ def choose(name: str, device: torch.device, image_size: int) -> str:
             the CPU nvImageCodec for images of at least 192 pixels and DALI for smaller ones.
         device: Where batches are delivered.
         image_size: Pixels on each side of the largest images.
+        auto_augment: ``Transform.auto_augment``. DALI's ``auto_aug`` has other operations, levels
+            and fills, and draws its own random numbers: it cannot show the same images.
 
     Raises:
-        DataError: There is no such backend, it needs a GPU, or it is not installed.
+        DataError: There is no such backend, it needs a GPU, it is not installed, or it is DALI and
+            has no such augmentation.
     """
-    on_gpu = device.type == "cuda"
+    on_gpu, dali = device.type == "cuda", _has_dali() and auto_augment is None
     if name == "auto":
-        if on_gpu and _has_dali():
+        if on_gpu and dali:
             return "dali-gpu"
-        if not on_gpu and _has_dali() and image_size < _LARGE:
+        if not on_gpu and dali and image_size < _LARGE:
             return "dali-cpu"
         if nvimgcodec.is_installed():
             return "nvimgcodec"
-        name = "dali-cpu" if _has_dali() else "torchvision"
+        name = "dali-cpu" if dali else "torchvision"
     if name not in BACKENDS:
         raise DataError(f"unknown backend {name!r}; valid: auto, {', '.join(BACKENDS)}")
     if name == "dali-gpu" and not on_gpu:
         raise DataError(
             f"backend dali-gpu needs a CUDA device, not {device}; "
             "valid: nvimgcodec, dali-cpu, torchvision"
+        )
+    if name.startswith("dali") and auto_augment is not None:
+        raise DataError(
+            f"data.auto_augment: backend {name} does not have {auto_augment}; "
+            "valid: data.backend=torchvision, or nvimgcodec"
         )
     if name == "torchvision":
         needs, package = "torchvision and Pillow", "largebatch[recipes]' or 'largebatch[cuda13]"

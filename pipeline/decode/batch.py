@@ -39,7 +39,7 @@ class Request:
     crop: Crop
     image_size: int  # pixels on each side of the decoded images
     wanted: NDArray[np.int64]  # indices before unusable images were substituted or left out
-    uniforms: NDArray[np.float64] | None  # random numbers, [n, UNIFORMS]; None in evaluation
+    uniforms: NDArray[np.float64] | None  # as Stream.take returns them; None in evaluation
 
     @property
     def replaced(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order import UNIFORMS
+from .policy import check_auto_augment
 
 _TRIES = 10
 _AREA, _ASPECT = slice(0, _TRIES), slice(_TRIES, 2 * _TRIES)
@@ -21,6 +22,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 #: How pixels are interpolated when images are resized; both are antialiased, as in Pillow.
 INTERPOLATIONS = ("bilinear", "bicubic")
+#: What erased parts of images become: zero (the mean colour), or normal noise for each pixel.
+ERASING_MODES = ("const", "pixel")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class Transform:
     translate: int = 0
     eval_resize: int = 256  #: Pixels of the shorter side before the central crop of evaluation.
     interpolation: str = "bilinear"  #: How images are resized, one of :data:`INTERPOLATIONS`.
+    #: Operations on training images after the flip (:mod:`.policy`): ``"ta_wide"``, or RandAugment
+    #: in timm's notation, such as ``"rand-m7-mstd0.5-inc1"``.
+    auto_augment: str | None = None
+    #: Probability that a part of a training image is erased (:mod:`.erasing`).
+    erasing: float = 0.0
+    erasing_mode: str = "const"  #: What with, one of :data:`ERASING_MODES`.
     mean: tuple[float, float, float] = IMAGENET_MEAN  #: Of the RGB channels, in 0..1.
     std: tuple[float, float, float] = IMAGENET_STD  #: Of the RGB channels, in 0..1.
 
@@ -52,9 +61,18 @@ class Transform:
             ("eval_resize", self.eval_resize >= size, f"at least image_size ({size})"),
             ("translate", 0 <= self.translate < size, f"at least 0, below image_size ({size})"),
             ("interpolation", self.interpolation in INTERPOLATIONS, ", ".join(INTERPOLATIONS)),
+            ("erasing", 0 <= self.erasing <= 1, "0 to 1"),
+            ("erasing_mode", self.erasing_mode in ERASING_MODES, ", ".join(ERASING_MODES)),
         ):
             if not is_valid:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not valid; valid: {valid}")
+        if self.auto_augment is not None:
+            check_auto_augment(self.auto_augment)
+
+    @property
+    def needs_further(self) -> bool:
+        """Whether images need random numbers beside those of crops and flips."""
+        return self.auto_augment is not None or self.erasing > 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,7 @@ def training_crop(
 
     Args:
         sizes: Width and height of each image in pixels, int64, shape ``[n, 2]``.
-        uniforms: Uniform random numbers in [0, 1), FP64, shape ``[n, UNIFORMS]``.
+        uniforms: Uniform random numbers in [0, 1), FP64, ``[n, UNIFORMS]``; more are not used.
         transform: Its fields for training are used.
         image_size: Overrides ``transform.image_size``.
     """

@@ -23,6 +23,7 @@ from .batch import Batch, DecodedBatch, MemoryLayout, Request, Upload, prefetch
 from .crops import Transform
 from .memory import BatchMemory
 from .normalise import Normalisation
+from .policy import AutoAugment
 from .reader import Reader
 
 
@@ -52,6 +53,11 @@ class ThreadedBackend(ABC):
         self._interpolation = transform.interpolation
         self._layout = layout
         self._normalisation = Normalisation(transform, layout)
+        self._augment: AutoAugment | None = None
+        if transform.auto_augment is not None:
+            self._augment = AutoAugment(
+                transform.auto_augment, transform.mean, transform.interpolation
+            )
         self._on_cpu = device.type == "cpu"
         self._upload = Upload(device, self._normalisation.batch)
         self._threads = threads
@@ -130,6 +136,8 @@ class ThreadedBackend(ABC):
     def _image(self, request: Request, i: int, target: Tensor) -> None:
         """Write one image into its place in the batch, ``[3, image_size, image_size]``."""
         levels = self._levels(request, i)
+        if self._augment is not None and request.uniforms is not None:
+            levels = self._augment(levels, request.uniforms[i])
         if self._on_cpu:
             self._normalisation.into(target, levels)
         else:

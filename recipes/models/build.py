@@ -14,12 +14,14 @@ from ..schema.dotted_path import is_dotted_path, resolve
 from ..schema.sections import Model
 from .airbench import Airbench
 from .alexnet import AlexNetBN
+from .blur_pool import resnet50_blurpool
 from .resnet9 import ResNet9
 
 #: Models that timm does not have.
 OWN_MODELS: dict[str, Callable[..., nn.Module]] = {
     "airbench": Airbench,
     "alexnet_bn": AlexNetBN,
+    "resnet50_blurpool": resnet50_blurpool,
     "resnet9": ResNet9,
 }
 
@@ -69,7 +71,17 @@ def _maker(name: str) -> tuple[Callable[..., Any], str]:
             f"{but_valid(name, known)}: {', '.join(OWN_MODELS)}, one of timm.list_models(), or a "
             "dotted path such as mypkg.module:factory"
         )
-    return partial(timm.create_model, name, pretrained=False), "timm.create_model"
+    return partial(_of_timm, name), "timm.create_model"
+
+
+def _of_timm(name: str, **args: Any) -> nn.Module:
+    """Make a model of timm. ``aa_layer: blurpool`` is a class, as its ResNets take no name."""
+    import timm
+
+    if args.get("aa_layer") == "blurpool":
+        args["aa_layer"] = timm.layers.BlurPool2d
+    model: nn.Module = timm.create_model(name, pretrained=False, **args)
+    return model
 
 
 def is_of_timm(name: str) -> bool:

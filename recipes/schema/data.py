@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
 
 from ...pipeline import (
     BACKENDS,
+    ERASING_MODES,
     IMAGENET_MEAN,
     IMAGENET_STD,
     INTERPOLATIONS,
@@ -15,6 +16,7 @@ from ...pipeline import (
     SHARD_FORMATS,
     VERIFY,
     DataError,
+    check_auto_augment,
     check_secrets,
     without_secrets,
 )
@@ -138,8 +140,11 @@ class Data(Section):
     )
     eval_interpolation: one_of(*INTERPOLATIONS) = Field(  # type: ignore[valid-type]
         "bilinear",
-        description="How evaluated images are resized, antialiased. Training images are always "
-        "resized with bilinear.",
+        description="How evaluated images are resized, antialiased.",
+    )
+    train_interpolation: one_of(*INTERPOLATIONS) = Field(  # type: ignore[valid-type]
+        "bilinear",
+        description="How training images are resized, antialiased, and moved by auto_augment.",
     )
     crop_area: Range = Field(
         (0.08, 1.0),
@@ -160,6 +165,24 @@ class Data(Section):
         0,
         description="Pixels by which a training image is shifted at most, to any side, after "
         "cropping and resizing. What comes into view is black.",
+    )
+    auto_augment: Annotated[str, AfterValidator(check_auto_augment)] | None = Field(
+        None,
+        description="Operations on training images, not with DALI: RandAugment in timm's notation, "
+        "such as rand-m7-mstd0.5-inc1, or ta_wide, TrivialAugmentWide.",
+        examples=["rand-m7-mstd0.5-inc1", "ta_wide"],
+    )
+    erasing: Share = Field(
+        0.0, description="Probability that a rectangle of a training image is erased."
+    )
+    erasing_mode: one_of(*ERASING_MODES) = Field(  # type: ignore[valid-type]
+        "const",
+        description="What an erased rectangle becomes. const: the mean colour; pixel: noise.",
+    )
+    repeats: PositiveInt = Field(
+        1,
+        description="Times that an image is shown in a row, each augmented on its own. An epoch "
+        "keeps its length, and so shows 1 / repeats of the images, others in each epoch.",
     )
     mean: tuple[Float, Float, Float] = Field(
         IMAGENET_MEAN,

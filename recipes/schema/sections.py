@@ -32,8 +32,8 @@ class Model(Section):
     """The network."""
 
     name: NameOrPath = Field(
-        description="Model of timm, airbench, alexnet_bn, resnet9, or the dotted path of a "
-        "factory, such as mypkg.module:factory, which is called with num_classes and args.",
+        description="Model of timm, airbench, alexnet_bn, resnet50_blurpool, resnet9, or a dotted "
+        "path, such as mypkg.module:factory, of what is called with num_classes and args.",
         examples=["resnet50", "resnet9", "alexnet_bn"],
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")

@@ -187,8 +187,14 @@ def test_the_keys_of_a_state_are_those_of_earlier_versions(state):
     assert sorted(state) == ["fingerprint", "made_with", "position"]
     made_with = {"largebatch", "the form of images", "the input's back end"}
     assert state["made_with"].keys() == made_with
-    names = "batch_size files images micro_batch_size seed source version world_size"
+    names = "batch_size files images micro_batch_size repeats seed source version world_size"
     assert sorted(state["fingerprint"]) == names.split()
+
+
+def test_a_state_of_a_version_without_repeats_is_accepted(photos, state):
+    earlier = copy.deepcopy(state)
+    assert earlier["fingerprint"].pop("repeats") == 1
+    loader(photos, backend="torchvision").load_state_dict(earlier)
 
 
 def test_resharding_continues_with_the_images_not_yet_seen(photos):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from largebatch.pipeline.order import (
+    FURTHER,
     UNIFORMS,
     Stream,
     epoch_order,
@@ -78,3 +79,31 @@ def test_evaluation_shares_cover_every_image_once(images, world_size):
     shares = [evaluation_share(images, rank, world_size) for rank in range(world_size)]
     assert [i for share in shares for i in share] == list(range(images))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.integers(1, 40), seeds, st.integers(1, 5), st.integers(0, 120), st.integers(1, 40))
+def test_repeats_show_an_image_several_times_with_numbers_of_their_own(
+    images, seed, repeats, start, count
+):
+    plain = Stream(images, seed, further=True).take(0, 4 * images)
+    stream = Stream(images, seed, further=True, repeats=repeats)
+    indices, numbers = stream.take(0, 4 * images)
+    np.testing.assert_array_equal(numbers, plain[1])
+    assert len(np.unique(numbers, axis=0)) == len(numbers)
+    for epoch in range(4):  # each as long as ever, with its first images alone
+        whole = slice(epoch * images, (epoch + 1) * images)
+        shown = np.repeat(plain[0][whole], repeats)[:images]
+        np.testing.assert_array_equal(indices[whole], shown)
+        assert len(set(shown)) == -(-images // repeats)
+    sliced = Stream(images, seed, further=True, repeats=repeats).take(start, count)
+    whole = Stream(images, seed, further=True, repeats=repeats).take(0, start + count)
+    for part, all_ in zip(sliced, whole, strict=True):
+        np.testing.assert_array_equal(part, all_[start:])
+
+
+def test_further_numbers_leave_those_of_crops_as_they_are():
+    plain, more = (Stream(50, 3, further=further).take(20, 70)[1] for further in (False, True))
+    np.testing.assert_array_equal(more[:, :UNIFORMS], plain)
+    assert more.shape == (70, UNIFORMS + FURTHER)
+    both = np.corrcoef(Stream(4000, 3, further=True).take(0, 12_000)[1].T)
+    assert np.abs(both - np.eye(UNIFORMS + FURTHER)).max() < 0.045

@@ -50,11 +50,11 @@ def test_the_flagship_is_resnet50_v15():
         (Model(name="resnet50x"), "model.name: no model 'resnet50x' in timm .*; did you mean"),
         (
             Model(name="alexnet-bn"),
-            "did you mean 'alexnet_bn'[?] Valid: airbench, alexnet_bn, resnet9, one of",
+            "did you mean 'alexnet_bn'[?] Valid: airbench, alexnet_bn, resnet50_blurpool, resnet9",
         ),
         (
             Model(name="?"),
-            r"no model '[?]' in timm [\d.]+; valid: airbench, alexnet_bn, resnet9, one of timm.l",
+            r"no model '[?]' in timm [\d.]+; valid: airbench, alexnet_bn, resnet50_blurpool, r",
         ),
         (Model(name="alexnet_bn", args={"groups": 3}), "not take {'groups': 3}: ValueError: gro"),
         (

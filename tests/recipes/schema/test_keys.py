@@ -148,6 +148,16 @@ def test_images_are_cropped_flipped_and_scaled_as_the_keys_say(photos, tmp_path)
     )
     assert roughness(cubic, -1) > 1.01 * roughness(linear, -1)  # bicubic keeps edges sharper
     assert torch.equal(made("data.eval_interpolation=bicubic"), plain)  # training is as before
+    assert roughness(made("data.train_interpolation=bicubic"), -1) > 1.01 * roughness(plain, -1)
+    backend = "data.backend=torchvision"
+    assert not torch.equal(made("data.auto_augment=ta_wide", backend), made(backend))
+    erased, noisy = (
+        made("data.erasing=1", f"data.erasing_mode={mode}") for mode in ("const", "pixel")
+    )
+    parts = (one[plain != one] for one in (erased, noisy))
+    assert [len(part.unique()) > 9 for part in parts] == [False, True]
+    repeated = images(make(photos, tmp_path / "run", *PLAIN, "data.repeats=8"))
+    assert all(torch.equal(image, repeated[0]) for image in repeated)
 
 
 def roughness(batch, axis):
