@@ -274,7 +274,6 @@ def test_every_result_is_on_a_page_or_in_the_index_of_results():
 
 #: Scripts of which a part is gone.
 REDUCED = (
-    "benchmarks.recipes.epochs_to_target",
     "benchmarks.pipeline.damaged_images",
     "benchmarks.comm.simulation",
     "benchmarks.pipeline.input",

@@ -1,31 +1,18 @@
-"""The spread between seeds, pooled over cells where it is the same, and intervals from it.
-
-Two or three seeds tell the spread of their own cell poorly. That of all cells together is known
-well, if they have the same one. Cells whose spread is significantly larger than that of the others
-(F-test) are kept apart, and pooled among themselves.
-"""
+"""The spread between seeds, and intervals from it."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import f, t
-
-#: A cell is kept apart if chance makes its spread as large as this rarely.
-SIGNIFICANCE = 0.001
+from scipy.stats import t
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of single runs.
-
-    Attributes:
-        deviation: Standard deviation of one run.
-        freedom: Its degrees of freedom.
-    """
+    """The standard deviation of single runs, and its degrees of freedom."""
 
     deviation: float
     freedom: float
@@ -40,21 +27,12 @@ class Spread:
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in several)
         return cls(math.sqrt(squares / freedom), freedom)
 
-    def half(self, number: int, confidence: float = 0.95) -> float:
-        """Return half of the interval of a mean of that many runs (Student's t)."""
-        return half_of([(self, number)], confidence)
-
 
 def half_of(means: Sequence[tuple[Spread, int]], confidence: float = 0.95) -> float:
     """Return half of the interval of the sum or difference of means.
 
-    Means with one spread in common share its degrees of freedom (Student's t); others have those of
-    Welch and Satterthwaite.
-
-    Args:
-        means: Spread and number of runs of each. Spreads that are measured apart are two objects,
-            even if they are equal.
-        confidence: Probability with which the interval holds the true value.
+    Each mean has its spread and its number of runs. Means that share one spread, the same object,
+    share its degrees of freedom (Student's t); others have those of Welch and Satterthwaite.
     """
     variances: dict[int, float] = {}
     freedoms: dict[int, float] = {}
@@ -66,56 +44,3 @@ def half_of(means: Sequence[tuple[Spread, int]], confidence: float = 0.95) -> fl
         return 0.0
     freedom = total**2 / sum(v**2 / freedoms[key] for key, v in variances.items())
     return float(t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(total)
-
-
-@dataclass(frozen=True)
-class Spreads:
-    """The spread of each cell.
-
-    Attributes:
-        usual: That of all cells that are not kept apart.
-        larger: That of the cells that are, None if there are none.
-        apart: The cells that are kept apart.
-    """
-
-    usual: Spread
-    larger: Spread | None
-    apart: frozenset[Hashable]
-
-    @classmethod
-    def of(cls, cells: Mapping[Hashable, Sequence[Sequence[float]]]) -> Spreads:
-        """Pool the spread of cells, and keep apart those that differ.
-
-        Args:
-            cells: The groups of equal runs of each cell.
-
-        Raises:
-            ValueError: No group has two runs.
-        """
-        together = {cell: spread for cell in cells if (spread := Spread.of(cells[cell]))}
-        if not together:
-            raise ValueError("no spread between seeds; valid: two equal runs at least")
-        apart: dict[Hashable, Spread] = {}
-        while len(together) > 1:
-            chances = {}
-            for cell, spread in together.items():
-                rest = _pool([s for other, s in together.items() if other != cell])
-                times = spread.deviation**2 / rest.deviation**2 if rest.deviation else math.inf
-                chance = float(f.sf(times, spread.freedom, rest.freedom))
-                chances[cell] = chance if spread.deviation else 1.0
-            largest = min(chances, key=lambda cell: chances[cell])
-            if chances[largest] >= SIGNIFICANCE:
-                break
-            apart[largest] = together.pop(largest)
-        larger = _pool(list(apart.values())) if apart else None
-        return cls(_pool(list(together.values())), larger, frozenset(apart))
-
-    def __getitem__(self, cell: Hashable) -> Spread:
-        """The spread of single runs of a cell."""
-        return self.larger if self.larger and cell in self.apart else self.usual
-
-
-def _pool(spreads: Sequence[Spread]) -> Spread:
-    freedom = sum(spread.freedom for spread in spreads)
-    squares = sum(spread.deviation**2 * spread.freedom for spread in spreads)
-    return Spread(math.sqrt(squares / freedom), freedom)

@@ -176,6 +176,9 @@ class MLPerfLog(Callback):
     def _facts(self, val_images: int) -> dict[str, Any]:
         """The run's hyper-parameters and its submitter, by key of the log."""
         recipe, loader = self._run.recipe, self._run.loader
+        bn_span = statistics_images(
+            recipe, self._run.model, loader.micro_batch_size, self._run.job.world_size
+        )
         options, schedule, mlperf = recipe.optimizer, recipe.schedule, recipe.mlperf
         found = learning_rates(recipe, self._run.timeline)
         decay_steps = found.decay_steps
@@ -194,7 +197,7 @@ class MLPerfLog(Callback):
             "gradient_accumulation_steps": loader.accumulation,
             "train_samples": len(loader.source),
             "eval_samples": val_images,
-            "model_bn_span": statistics_images(self._run.model, loader.micro_batch_size) or 0,
+            "model_bn_span": bn_span or 0,
             "opt_name": options.name,
             "lars_opt_base_learning_rate": options.lr,
             "lars_opt_end_learning_rate": schedule.end,

@@ -27,12 +27,9 @@ class GhostBatchNorm(_BatchNorm):
     Running statistics are updated once per forward pass, with the mean over the slices. Ranks that
     have one slice each and average their running statistics arrive at the same values, so a large
     machine that is emulated on a small one evaluates the same.
-
-    Attributes:
-        images: Number of images per slice.
     """
 
-    images: int
+    images: int  # per slice
 
     @classmethod
     def put_in_place_of(cls, layer: _BatchNorm, images: int) -> None:
@@ -44,22 +41,18 @@ class GhostBatchNorm(_BatchNorm):
         """Any input with channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize.
-
-        Args:
-            input: Shape ``[n, channels, ...]``; in training ``n`` is a multiple of ``images``.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Normalize ``[n, channels, ...]``, where ``n`` is a multiple of ``images`` in training."""
         if not self.training:
             return _activated(self, super().forward(input))
         if len(input) % self.images:
             raise ValueError(f"{len(input)} images do not divide into slices of {self.images}")
         slices = input.split(self.images)
         factor = _update_factor(self)
-        means = _copies(self.running_mean, len(slices))
-        variances = _copies(self.running_var, len(slices))
+        # A copy for each slice, to update as if it were a rank's; None where nothing is tracked.
+        means, variances = (
+            [None if running is None else running.clone() for _ in slices]
+            for running in (self.running_mean, self.running_var)
+        )
         output = torch.cat(
             [
                 F.batch_norm(piece, mean, var, self.weight, self.bias, True, factor, self.eps)
@@ -69,7 +62,7 @@ class GhostBatchNorm(_BatchNorm):
         with torch.no_grad():
             for running, moved in ((self.running_mean, means), (self.running_var, variances)):
                 if running is not None:
-                    running.copy_(torch.stack(moved).mean(0))
+                    running.copy_(torch.stack(moved).mean(0))  # type: ignore[arg-type]
         return _activated(self, output)
 
 
@@ -92,11 +85,7 @@ class SharedBatchNorm(_BatchNorm):
         """Any input with channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize.
-
-        Args:
-            input: Shape ``[n, channels, ...]``; ``n`` may differ between ranks, but must not be 0.
-        """
+        """Normalize ``[n, channels, ...]``; ``n`` may differ between ranks, but must not be 0."""
         output = self._of_all_ranks(input) if self.training else super().forward(input)
         return _activated(self, output)
 
@@ -177,11 +166,6 @@ def _update_factor(layer: _BatchNorm) -> float:
     if layer.momentum is None:  # the plain mean over all batches
         return 1.0 / float(layer.num_batches_tracked)
     return layer.momentum
-
-
-def _copies(running: Tensor | None, count: int) -> list[Any]:
-    """A copy for each slice, to update as if it were a rank's; None where nothing is tracked."""
-    return [None if running is None else running.clone() for _ in range(count)]
 
 
 def _activated(layer: nn.Module, output: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ import pytest
 import timm
 import torch
 
-from benchmarks.comm.published import alexnet_bn
 from benchmarks.gpu import calls, place, report
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.calls import Options
 from benchmarks.lars.shapes import ALEXNET_BN, RESNET_50
+from largebatch.recipes.models.alexnet import AlexNetBN
 
 ROOT = Path(__file__).parents[3]
 
@@ -173,4 +173,5 @@ def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
 
 def test_shapes_match_the_models():
     assert [tuple(p.shape) for p in timm.create_model("resnet50").parameters()] == RESNET_50
-    assert sorted(tuple(p.shape) for p in alexnet_bn().parameters()) == sorted(ALEXNET_BN)
+    alexnet = AlexNetBN(bn_after_pool5=True)
+    assert sorted(tuple(p.shape) for p in alexnet.parameters()) == sorted(ALEXNET_BN)

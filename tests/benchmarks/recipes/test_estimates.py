@@ -1,97 +1,12 @@
 """The arithmetic behind published intervals and verdicts, against its definitions."""
 
-import math
 import statistics
 
-import numpy as np
 import pytest
-from scipy.optimize import brentq
 from scipy.stats import ttest_ind
 
 from benchmarks.recipes import tune_lr
-from benchmarks.recipes.crossing import Crossing, Target, crossing, ratio
-from benchmarks.recipes.epochs_to_target_estimates import crossings
-from benchmarks.recipes.spread import Spread, Spreads, half_of
-
-LENGTHS = (20, 26, 32, 40)
-
-
-def curve(epochs):
-    x = math.log(epochs / 20)
-    return 78.2 + 3.2 * x - 0.8 * x**2
-
-
-def test_without_noise_a_crossing_is_where_the_curve_meets_the_target():
-    epochs = [e for e in LENGTHS for _ in range(3)]
-    for top1 in (78.3, 79.2, 79.9):
-        found = crossing(epochs, [curve(e) for e in epochs], Target(top1))
-        exact = brentq(lambda e, top1=top1: curve(e) - top1, 20, 40)
-        assert (found.epochs, found.low, found.high) == pytest.approx((exact,) * 3, rel=1e-3)
-
-
-def test_what_was_not_trained_is_not_told():
-    epochs = [e for e in LENGTHS for _ in range(3)]
-    top1 = [curve(e) + d for e, d in zip(epochs, [-0.2, 0, 0.2] * 4, strict=True)]
-    assert crossing(epochs, top1, Target(85)) == Crossing(math.inf, 40, math.inf)
-    assert crossing(epochs, top1, Target(70)) == Crossing(0, 0, 20)
-    small = Crossing(10, 9, 11)
-    assert ratio(Crossing(20, 18, math.inf), small).high == math.inf
-    assert ratio(Crossing(math.inf, 18, math.inf), small) == Crossing(math.inf, 18 / 11, math.inf)
-
-
-def ways_of(generator, lengths, seeds, deviation):
-    """Yield the interval and the truth of each way to estimate the epochs to a target."""
-
-    def noisy(lengths, seeds=seeds, curve=curve):
-        epochs = [e for e in lengths for _ in range(seeds)]
-        return epochs, [curve(e) + generator.normal(0, deviation) for e in epochs]
-
-    truth = brentq(lambda e: curve(e) - 79.2, 20, 40)
-    target = Target.mean_of(list(79.2 + generator.normal(0, deviation, 8)))
-    yield "measured target", crossing(*noisy(lengths), target), truth
-    one = crossing(*noisy(lengths), Target(79.2))
-    line = crossing(*noisy(lengths, curve=lambda e: 79.2 + 3 * math.log(e / 30)), Target(79.2))
-    yield "ratio", ratio(one, line), truth / 30
-    spread = Spread.of(generator.normal(0, deviation, (24, 2)).tolist())
-    pooled = crossing(*noisy(lengths, 2), Target(79.2), spread=spread)
-    yield "spread of other cells", pooled, truth
-
-
-def test_intervals_hold_the_truth_as_often_as_they_say():
-    """With a true rate of 95 %, below 91 % of 400 happens once in two thousand times."""
-    generator, hits = np.random.default_rng(0), {}
-    for _ in range(400):
-        for way, found, truth in ways_of(generator, LENGTHS, 4, 0.2):
-            hits[way] = hits.get(way, 0) + (found.low <= truth <= found.high)
-    assert len(hits) == 3
-    assert all(0.91 < number / 400 < 0.99 for number in hits.values()), hits
-
-
-def runs(optimizer, batch_size, at, lengths, noise, bend=0.0, seeds=3):
-    """Runs that reach 86 % in a number of epochs, around which their lengths are."""
-
-    def top1(beyond):
-        return 86 + 2 * beyond + bend * beyond**2 + noise()
-
-    return [
-        {"optimizer": optimizer, "batch_size": batch_size, "epochs": length * at, "seed": seed,
-         "top1": top1(math.log(length))}
-        for length in lengths for seed in range(seeds)
-    ]  # fmt: skip
-
-
-def test_intervals_of_a_grid_hold_the_truth_as_often_as_they_say():
-    """The cells share a spread and a bend; 95 % are expected."""
-    cells = {("LARS", 256): 16.0, ("LARS", 2560): 24.0, ("Muon", 256): 14.0, ("Muon", 8192): 20.0}
-    generator, hits = np.random.default_rng(0), []
-    for _ in range(60):
-        rows = []
-        for cell, at in cells.items():
-            lengths = (0.8, 1.25) if cell[1] == 8192 else (0.8, 1.0, 1.25)
-            rows += runs(*cell, at, lengths, lambda: generator.normal(0, 0.15), bend=-0.8)
-        found = crossings(rows, 86.0)
-        hits += [found[cell].low <= at <= found[cell].high for cell, at in cells.items()]
-    assert 0.91 <= statistics.mean(hits) < 0.99
+from benchmarks.recipes.spread import Spread, half_of
 
 
 def test_intervals_of_differences_are_those_of_t_tests():
@@ -102,17 +17,6 @@ def test_intervals_of_differences_are_those_of_t_tests():
         expected = ttest_ind(one, other, equal_var=equal).confidence_interval(0.95)
         half = half_of(list(zip(spreads, (3, 2), strict=True)))
         assert (distance - half, distance + half) == pytest.approx(expected)
-
-
-def test_a_cell_whose_spread_is_larger_is_kept_apart():
-    generator = np.random.default_rng(0)
-    cells = {name: generator.normal(86, 0.2, (3, 3)).tolist() for name in "abcdef"}
-    alike = Spreads.of(cells)
-    assert (alike.apart, alike.usual.freedom) == (frozenset(), 36)
-    found = Spreads.of({**cells, "unstable": [[84.0, 86.2], [85.0, 86.9]]})
-    assert found.apart == {"unstable"}
-    assert found["a"] == found.usual
-    assert found.usual.deviation == pytest.approx(alike.usual.deviation)
 
 
 def test_a_verdict_of_a_search():
