@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SRC = Path(__file__).parents[2] / "src"
 TOOLS = ("largebatch.pipeline.audit", "largebatch.pipeline.prepare", "largebatch.pipeline.stalls")
 OTHERS = ("PIL", "torchvision", "nvidia.dali", "fsspec", "aiohttp", "sklearn", "scipy")
@@ -17,6 +19,7 @@ IMPORTS = (
 )
 
 
+@pytest.mark.slow("imports torch in a new process")
 def test_each_import_loads_only_what_it_uses():
     """The room no torch, the names for a recipe no torch, and training none of the tools."""
     lines = (f"{line}; print(json.dumps([*sys.modules]))" for line in IMPORTS)
