@@ -60,11 +60,7 @@ class MLPerfLog(Callback):
         self._epoch = 0  # number of the present epoch, from 1; 0 between epochs
 
     def check(self, recipe: Recipe, run_dir: Path, job: Job) -> None:
-        """Check that the log can be written, and that the recipe keeps the division's rules.
-
-        Raises:
-            RecipeError: The library is missing, a key breaks a rule, or the file holds another run.
-        """
+        """Refuse a recipe that breaks a rule of the division, or whose log cannot be written."""
         check_rules(recipe)
         if not job.is_main:
             return
@@ -78,11 +74,7 @@ class MLPerfLog(Callback):
             raise RecipeError(f"mlperf.log: {path} already exists; valid: a new file for each run")
 
     def on_start(self, run: RunContext) -> None:
-        """Log what is known before the first image is read.
-
-        Raises:
-            RecipeError: The file cannot be written.
-        """
+        """Log what is known before the first image is read."""
         self._run = run
         path = log_path(run.recipe, run.run_dir)
         if path is None:
