@@ -1,5 +1,7 @@
 """The contents of the wheel, and the packages that each subpackage needs."""
 
+import io
+import os
 import shutil
 import subprocess
 import sys
@@ -14,20 +16,28 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("lars", "amp", "comm", "pipeline", "recipes")
 
 
-def test_the_wheel_holds_the_whole_tree(tmp_path):
-    copy = tmp_path / "source"
-    copy.mkdir()
+def built(folder):
+    """The bytes of the wheel that is built from a copy of the repository in a folder."""
+    copy = folder / "source"
+    copy.mkdir(parents=True)
     for name in (*PACKAGES, "src", "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
         if path.is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
             shutil.copytree(path, copy / name, symlinks=True, ignore=ignored)
         else:
-            shutil.copy(path, copy / name)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path]
-    result = subprocess.run([*build, copy], capture_output=True, text=True)
+            shutil.copyfile(path, copy / name)  # with the time of the copy
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    result = subprocess.run([*build, copy], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+    return next(folder.glob("*.whl")).read_bytes()
+
+
+def test_the_wheel_holds_the_whole_tree_and_is_built_to_the_same_bytes(tmp_path):
+    content = built(tmp_path / "one")
+    assert built(tmp_path / "other") == content
+    with zipfile.ZipFile(io.BytesIO(content)) as wheel:
         packed = {name for name in wheel.namelist() if not name.split("/")[0].endswith("dist-info")}
     wanted = {f"largebatch/{name}" for name in ("__init__.py", "_lazy.py", "py.typed")}
     for package in PACKAGES:

@@ -150,12 +150,15 @@ torch.set_num_threads(1)
 optimizer = Counting(split_parameters(model, weight_decay=5e-5), lr=0.1)
 """
     after = """
-assert loader.accumulation == 64
-assert updates == loader.total_steps == 1  # 53 images, 90 times
+assert loader.accumulation == 2
+assert updates == loader.total_steps == 1  # 53 images, 4 times
 assert i == loader.accumulation * updates
 assert images.shape == (128, 3, 224, 224)
 """
-    run(before + SNIPPETS["loader"] + after, tmp_path)
+    smaller = SNIPPETS["loader"].replace("8192, micro_batch_size=128, epochs=90", "256, **MORE")
+    assert smaller != SNIPPETS["loader"]
+    before += "MORE = {'micro_batch_size': 128, 'epochs': 4}\n"
+    run(before + smaller + after, tmp_path)
 
 
 def reduced_by_the_snippet():

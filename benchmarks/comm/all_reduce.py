@@ -49,23 +49,14 @@ Case = dict[str, Any]
 
 @dataclass
 class Job:
-    """The job of the ranks, which they read from a JSON file.
+    """The job of the ranks, which they read from a JSON file."""
 
-    Attributes:
-        result: file to write the result to.
-        link_bytes_per_second: measured rate of the slowest link.
-        budget_seconds: time for all repeats; each contender runs at least once.
-        longest_seconds: contenders whose traffic alone takes longer are skipped.
-        tune_seconds: time for the measurements of tuning.
-        race_seconds: time for the race that ends it.
-    """
-
-    result: str
-    link_bytes_per_second: float
-    budget_seconds: float
-    longest_seconds: float
-    tune_seconds: float = _TUNE_SECONDS
-    race_seconds: float = _RACE_SECONDS
+    result: str  # file to write the result to
+    link_bytes_per_second: float  # measured rate of the slowest link
+    budget_seconds: float  # time for all repeats; each contender runs at least once
+    longest_seconds: float  # contenders whose traffic alone takes longer are skipped
+    tune_seconds: float = _TUNE_SECONDS  # time for the measurements of tuning
+    race_seconds: float = _RACE_SECONDS  # time for the race that ends it
 
 
 def floor_seconds(nodes: int, bytes_: int, bytes_per_second: float) -> float:

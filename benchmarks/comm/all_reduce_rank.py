@@ -41,19 +41,12 @@ _CONTROL = timedelta(seconds=300)
 
 @dataclass
 class Contender:
-    """A way to sum the gradients.
+    """A way to sum the gradients."""
 
-    Attributes:
-        name: name in the results.
-        run: function that sums a 1-d tensor over the ranks in place.
-        weight: number of repeats for each repeat of a contender with weight 1.
-        repeats: results so far.
-    """
-
-    name: str
-    run: Callable[[Tensor], None]
-    weight: int = 1
-    repeats: list[dict[str, Any]] = field(default_factory=list)
+    name: str  # name in the results
+    run: Callable[[Tensor], None]  # function that sums a 1-d tensor over the ranks in place
+    weight: int = 1  # number of repeats for each repeat of a contender with weight 1
+    repeats: list[dict[str, Any]] = field(default_factory=list)  # results so far
 
 
 def gradient_sizes() -> list[int]:

@@ -30,17 +30,11 @@ SIGMAS = tuple(n / 1000 for n in range(0, 61, 2))
 
 @dataclass(frozen=True)
 class Fit:
-    """The constants that the points allow.
+    """The constants that the points allow."""
 
-    Attributes:
-        sigma: relative standard deviation of the ranks' times.
-        fixed_seconds: t0 by GPU of :data:`LINES`, in seconds.
-        mean_error: mean error of the points that may set constants, from 0 to 1.
-    """
-
-    sigma: float
-    fixed_seconds: dict[str, float]
-    mean_error: float
+    sigma: float  # relative standard deviation of the ranks' times
+    fixed_seconds: dict[str, float]  # t0 by GPU of :data:`LINES`, in seconds
+    mean_error: float  # mean error of the points that may set constants, from 0 to 1
 
 
 def predict(

@@ -26,19 +26,12 @@ LINES = {"h100": ("3.1, H100",), "a100": ("2.0, A100",), "v100": ("0.6, V100", "
 
 @dataclass(frozen=True)
 class System:
-    """A kind of cluster.
+    """A kind of cluster."""
 
-    Attributes:
-        gpu: name of the preset that has the GPU's time per step.
-        per_node: number of GPUs on each node.
-        links: names of the presets of links inside and between nodes.
-        source: where these are from, with tags.
-    """
-
-    gpu: str
-    per_node: int
-    links: tuple[str, str]
-    source: str
+    gpu: str  # name of the preset that has the GPU's time per step
+    per_node: int  # number of GPUs on each node
+    links: tuple[str, str]  # names of the presets of links inside and between nodes
+    source: str  # where these are from, with tags
 
 
 @dataclass(frozen=True)
@@ -61,39 +54,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Point:
-    """A published scaling efficiency.
+    """A published scaling efficiency."""
 
-    Attributes:
-        name: who, and on what.
-        published: throughput per GPU relative to ``base``.
-        source: where that is from, with its tag.
-        model: a key of ``benchmarks.comm.published.MODELS``.
-        half: whether gradients are sent in 16 bits.
-        system: the cluster.
-        run: the run to be predicted.
-        base: what it is relative to.
-        sets: whether it may set constants.
-        inputs: sources of the other inputs, with tags.
-        algorithm: ``nccl``, or an algorithm of ``ALGORITHMS``, or ``paper``.
-        shape: of a torus.
-        fused_bytes: fusion threshold; None leaves it to the model.
-        overlap: whether gradients are reduced during backward.
-    """
-
-    name: str
-    published: float
-    source: str
-    model: str
-    half: bool
-    system: System
-    run: Run
-    base: Run
-    sets: bool
-    inputs: tuple[str, ...] = ()
-    algorithm: str = "nccl"
-    shape: tuple[int, int] | None = None
-    fused_bytes: int | None = 25 * 2**20
-    overlap: bool = True
+    name: str  # who, and on what
+    published: float  # throughput per GPU relative to ``base``
+    source: str  # where that is from, with its tag
+    model: str  # a key of ``benchmarks.comm.published.MODELS``.
+    half: bool  # whether gradients are sent in 16 bits
+    system: System  # the cluster
+    run: Run  # the run to be predicted
+    base: Run  # what it is relative to
+    sets: bool  # whether it may set constants
+    inputs: tuple[str, ...] = ()  # sources of the other inputs, with tags
+    algorithm: str = "nccl"  # ``nccl``, or an algorithm of ``ALGORITHMS``, or ``paper``
+    shape: tuple[int, int] | None = None  # of a torus
+    fused_bytes: int | None = 25 * 2**20  # fusion threshold; None leaves it to the model
+    overlap: bool = True  # whether gradients are reduced during backward
 
 
 DGX1_P100 = System("p100", 8, ("nvlink1", "edr-x4"), "DGX-1 with 8 P100 [S]; NVLink [assumed]")

@@ -83,15 +83,10 @@ class Form:
 
 @dataclass
 class Started:
-    """A run that was started by torchrun.
+    """A run that was started by torchrun."""
 
-    Attributes:
-        agent: The process of torchrun.
-        marks: Folder in which the ranks say what they do.
-    """
-
-    agent: BaseProcess
-    marks: Path
+    agent: BaseProcess  # The process of torchrun
+    marks: Path  # Folder in which the ranks say what they do
 
     def ranks(self) -> dict[int, tuple[int, str, int]]:
         """Process, phase and step of each rank that has begun, by rank."""
@@ -127,19 +122,12 @@ class Started:
 
 @dataclass
 class Place:
-    """The folder of one fault.
+    """The folder of one fault."""
 
-    Attributes:
-        folder: Holds the output, and the run folder if that has no disk of its own.
-        data: The digits.
-        form: What the run is like.
-        disk: A disk for the run folder alone.
-    """
-
-    folder: Path
-    data: Path
-    form: Form
-    disk: Path | None = None
+    folder: Path  # Holds the output, and the run folder if that has no disk of its own
+    data: Path  # The digits
+    form: Form  # What the run is like
+    disk: Path | None = None  # A disk for the run folder alone
     _started: list[Started] = field(default_factory=list, init=False)
 
     @property

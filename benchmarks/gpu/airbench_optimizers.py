@@ -13,15 +13,10 @@ GUESSED_AT = 2000
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer of the comparison.
+    """An optimizer of the comparison."""
 
-    Attributes:
-        lr: guess of the learning rate at a batch of :data:`GUESSED_AT`.
-        overrides: its overrides of the recipe.
-    """
-
-    lr: float
-    overrides: tuple[str, ...]
+    lr: float  # guess of the learning rate at a batch of :data:`GUESSED_AT`
+    overrides: tuple[str, ...]  # its overrides of the recipe
 
     def guess(self, batch: int) -> float:
         """Return the learning rate that is tried first at a batch size: scaled by the root."""

@@ -26,19 +26,12 @@ _PACKAGES = ("torch", "triton", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda
 
 @dataclass(frozen=True)
 class Place:
-    """The device and options of a run.
+    """The device and options of a run."""
 
-    Attributes:
-        device: the device to measure.
-        dry: whether to use small shapes and few repeats, only to test the harness.
-        cifar10: folder or archive with train/, and test/ or val/.
-        call: the call that the part belongs to.
-    """
-
-    device: torch.device
-    dry: bool = False
-    cifar10: Path | None = None
-    call: str = "c"
+    device: torch.device  # the device to measure
+    dry: bool = False  # whether to use small shapes and few repeats, only to test the harness
+    cifar10: Path | None = None  # folder or archive with train/, and test/ or val/
+    call: str = "c"  # the call that the part belongs to
 
     @property
     def on_gpu(self) -> bool:

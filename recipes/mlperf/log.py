@@ -60,11 +60,7 @@ class MLPerfLog(Callback):
         self._epoch = 0  # number of the present epoch, from 1; 0 between epochs
 
     def check(self, recipe: Recipe, run_dir: Path, job: Job) -> None:
-        """Check that the log can be written, and that the recipe keeps the division's rules.
-
-        Raises:
-            RecipeError: The library is missing, a key breaks a rule, or the file holds another run.
-        """
+        """Refuse a recipe that breaks a rule of the division, or whose log cannot be written."""
         check_rules(recipe)
         if not job.is_main:
             return
@@ -78,11 +74,7 @@ class MLPerfLog(Callback):
             raise RecipeError(f"mlperf.log: {path} already exists; valid: a new file for each run")
 
     def on_start(self, run: RunContext) -> None:
-        """Log what is known before the first image is read.
-
-        Raises:
-            RecipeError: The file cannot be written.
-        """
+        """Log what is known before the first image is read."""
         self._run = run
         path = log_path(run.recipe, run.run_dir)
         if path is None:
@@ -176,6 +168,9 @@ class MLPerfLog(Callback):
     def _facts(self, val_images: int) -> dict[str, Any]:
         """The run's hyper-parameters and its submitter, by key of the log."""
         recipe, loader = self._run.recipe, self._run.loader
+        bn_span = statistics_images(
+            recipe, self._run.model, loader.micro_batch_size, self._run.job.world_size
+        )
         options, schedule, mlperf = recipe.optimizer, recipe.schedule, recipe.mlperf
         found = learning_rates(recipe, self._run.timeline)
         decay_steps = found.decay_steps
@@ -194,7 +189,7 @@ class MLPerfLog(Callback):
             "gradient_accumulation_steps": loader.accumulation,
             "train_samples": len(loader.source),
             "eval_samples": val_images,
-            "model_bn_span": statistics_images(self._run.model, loader.micro_batch_size) or 0,
+            "model_bn_span": bn_span or 0,
             "opt_name": options.name,
             "lars_opt_base_learning_rate": options.lr,
             "lars_opt_end_learning_rate": schedule.end,

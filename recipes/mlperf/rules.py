@@ -36,18 +36,11 @@ _FREE_MOMENTUM_FROM = 32_768
 
 @dataclass(frozen=True)
 class Rule:
-    """What the division allows for a key of a recipe.
-
-    Attributes:
-        key: Key of the recipe, dotted.
-        allows: Whether a value is allowed.
-        valid: The allowed values, in words.
-        source: Letter of the source.
-    """
+    """What the division allows for a key of a recipe, and the letter of its source."""
 
     key: str
     allows: Callable[[Any], bool]
-    valid: str
+    valid: str  # the allowed values, in words
     source: str
 
 
@@ -104,11 +97,7 @@ RULES = (
 
 
 def check_rules(recipe: Recipe) -> None:
-    """Check a recipe against the rules of the closed division.
-
-    Raises:
-        RecipeError: Names the first key that breaks a rule, and its valid values.
-    """
+    """Refuse a recipe that breaks a rule of the closed division, by its first such key."""
     for rule in RULES:
         value: Any = recipe
         for part in rule.key.split("."):
@@ -121,10 +110,7 @@ def check_rules(recipe: Recipe) -> None:
 
 
 def departures(recipe: Recipe, train_images: int, val_images: int) -> list[str]:
-    """How a run differs from the benchmark although it keeps the rules, in one phrase each.
-
-    A trial may well use another model or data set, so this only warns.
-    """
+    """How a trial that keeps the rules differs from the benchmark, in one phrase each."""
     found = (
         ("model", recipe.model.name, "resnet50"),
         ("image size", recipe.data.image_size, 224),

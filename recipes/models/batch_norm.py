@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -23,17 +22,7 @@ from .norm_layers import GhostBatchNorm, SharedBatchNorm, SharedBatchNormOfGpus
 
 
 def check_batch_norm(recipe: Recipe, model: nn.Module, phases: Iterable[Phase], ranks: int) -> None:
-    """Check that the model, the batches and the ranks allow the recipe's ``batch_norm``.
-
-    Args:
-        recipe: The recipe.
-        model: The model as it was built.
-        phases: All stages of the batches of training images.
-        ranks: Number of ranks.
-
-    Raises:
-        RecipeError: They do not.
-    """
+    """Refuse a ``batch_norm`` that the model as built, the batches or the ranks do not allow."""
     asked, name = recipe.batch_norm, recipe.model.name
     if asked.over == "micro-batch":
         return
@@ -64,14 +53,14 @@ def check_batch_norm(recipe: Recipe, model: nn.Module, phases: Iterable[Phase], 
 def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
     """Replace the model's batch norm layers as the recipe's ``batch_norm`` says, in place.
 
-    A collective where ranks share statistics: it makes a process group for them alone, so that the
-    collectives in forward and backward cannot be mixed up with those of gradients.
+    Ranks that share statistics do so in a process group made for them alone, so that collectives in
+    forward and backward cannot be mixed up with those of gradients.
     """
     asked, layers = recipe.batch_norm, _layers(model)
     if asked.images:
         for layer in layers.values():
             GhostBatchNorm.put_in_place_of(layer, asked.images)
-    ranks = asked.ranks or (job.world_size if asked.over == "global" else 1)
+    ranks = _ranks_that_share(recipe, job.world_size)
     if ranks > 1:
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         kind = SharedBatchNorm if job.device.type == "cpu" else SharedBatchNormOfGpus
@@ -82,49 +71,28 @@ def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
             kind.put_in_place_of(layer, group)
 
 
-def statistics_images(model: nn.Module, micro_batch_size: int) -> int | None:
-    """Number of images that share batch statistics; None if the model has no batch norm.
-
-    Args:
-        model: The model, after :func:`share_statistics`.
-        micro_batch_size: Images per rank and forward pass.
-    """
-    for layer in _layers(model).values():
-        if isinstance(layer, GhostBatchNorm):
-            return layer.images
-        if isinstance(layer, SharedBatchNorm):
-            return micro_batch_size * dist.get_world_size(layer.process_group)
-        return micro_batch_size
-    return None
+def _ranks_that_share(recipe: Recipe, world_size: int) -> int:
+    asked = recipe.batch_norm
+    return asked.ranks or (world_size if asked.over == "global" else 1)
 
 
-def planned_statistics_images(
+def statistics_images(
     recipe: Recipe, model: nn.Module, micro_batch_size: int, world_size: int
 ) -> int | None:
-    """What :func:`statistics_images` will be; None if the model has no batch norm.
+    """Number of images that share batch statistics; None if the model has no batch norm.
 
-    It is known before :func:`share_statistics`, and for other ranks than those of this run.
-
-    Args:
-        recipe: The recipe.
-        model: The model as it was built.
-        micro_batch_size: Images per rank and forward pass.
-        world_size: Number of ranks.
+    A micro-batch is what a rank forwards at once. The ranks may be others than this run has.
     """
     if not _layers(model):
         return None
-    asked = recipe.batch_norm
-    ranks = asked.ranks or (world_size if asked.over == "global" else 1)
-    return asked.images or micro_batch_size * ranks
+    ranks = _ranks_that_share(recipe, world_size)
+    return recipe.batch_norm.images or micro_batch_size * ranks
 
 
 def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) -> str:
-    """Describe which images share statistics; empty without batch norm.
-
-    For example ``batch norm over 32``, the images of each micro-batch of a rank, or ``batch norm
-    over 1,024 images of 8 ranks``.
-    """
-    sizes = (statistics_images(model, phase.micro_batch_size) for phase in loader.timeline.phases)
+    """Such as ``batch norm over 32``, the images of each micro-batch; empty without batch norm."""
+    micros = (phase.micro_batch_size for phase in loader.timeline.phases)
+    sizes = (statistics_images(recipe, model, micro, world_size) for micro in micros)
     numbers = list(dict.fromkeys(f"{size:,}" for size in sizes if size))
     which = {
         "micro-batch": "",

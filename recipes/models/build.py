@@ -90,15 +90,7 @@ def is_of_timm(name: str) -> bool:
 
 
 def check_image_size(model: nn.Module, sizes: set[int]) -> None:
-    """Check that a model for images of a fixed size gets only those.
-
-    Args:
-        model: The model. Only AlexNet-BN has a fixed size.
-        sizes: Height and width of the images in the run, in pixels.
-
-    Raises:
-        RecipeError: There are images of another size.
-    """
+    """Refuse images of other sizes, in pixels, than a model of a fixed size takes: AlexNet-BN."""
     if isinstance(model, AlexNetBN) and (others := sizes - {model.img_size}):
         raise RecipeError(
             f"model.args.img_size: the network takes images of {model.img_size} px, and the run "
@@ -108,12 +100,9 @@ def check_image_size(model: nn.Module, sizes: set[int]) -> None:
 
 
 def zero_init_last_norm(model: nn.Module) -> int:
-    """Initialize the gamma of the last norm layer in each residual block to zero, in place.
+    """Set the gamma of the last norm layer in each residual block to 0; return how many blocks.
 
     Each block then starts as its shortcut (Goyal et al. 2017, section 5.1).
-
-    Returns:
-        Number of residual blocks.
     """
     norms = residual_blocks(model)
     for norm in norms.values():

@@ -27,12 +27,9 @@ class GhostBatchNorm(_BatchNorm):
     Running statistics are updated once per forward pass, with the mean over the slices. Ranks that
     have one slice each and average their running statistics arrive at the same values, so a large
     machine that is emulated on a small one evaluates the same.
-
-    Attributes:
-        images: Number of images per slice.
     """
 
-    images: int
+    images: int  # per slice
 
     @classmethod
     def put_in_place_of(cls, layer: _BatchNorm, images: int) -> None:
@@ -44,22 +41,18 @@ class GhostBatchNorm(_BatchNorm):
         """Any input with channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize.
-
-        Args:
-            input: Shape ``[n, channels, ...]``; in training ``n`` is a multiple of ``images``.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Normalize ``[n, channels, ...]``, where ``n`` is a multiple of ``images`` in training."""
         if not self.training:
             return _activated(self, super().forward(input))
         if len(input) % self.images:
             raise ValueError(f"{len(input)} images do not divide into slices of {self.images}")
         slices = input.split(self.images)
         factor = _update_factor(self)
-        means = _copies(self.running_mean, len(slices))
-        variances = _copies(self.running_var, len(slices))
+        # A copy for each slice, to update as if it were a rank's; None where nothing is tracked.
+        means, variances = (
+            [None if running is None else running.clone() for _ in slices]
+            for running in (self.running_mean, self.running_var)
+        )
         output = torch.cat(
             [
                 F.batch_norm(piece, mean, var, self.weight, self.bias, True, factor, self.eps)
@@ -69,7 +62,7 @@ class GhostBatchNorm(_BatchNorm):
         with torch.no_grad():
             for running, moved in ((self.running_mean, means), (self.running_var, variances)):
                 if running is not None:
-                    running.copy_(torch.stack(moved).mean(0))
+                    running.copy_(torch.stack(moved).mean(0))  # type: ignore[arg-type]
         return _activated(self, output)
 
 
@@ -92,27 +85,37 @@ class SharedBatchNorm(_BatchNorm):
         """Any input with channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize.
-
-        Args:
-            input: Shape ``[n, channels, ...]``; ``n`` may differ between ranks, but must not be 0.
-        """
+        """Normalize ``[n, channels, ...]``; ``n`` may differ between ranks, but must not be 0."""
         output = self._of_all_ranks(input) if self.training else super().forward(input)
         return _activated(self, output)
 
     # Not compiled: it has collectives, and a shape that depends on the data.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _of_all_ranks(self, input: Tensor) -> Tensor:
-        output: Tensor
-        output, mean, variance = _Shared.apply(
-            input, self.weight, self.bias, self.eps, self.process_group
-        )
+        # In FP32 or more. The squares are of differences from the mean of all ranks: the mean of
+        # the squares minus the squared mean would cancel. Gradients of gamma and beta are those of
+        # each rank, which DDP averages.
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
+        dims = [0, *range(2, input.dim())]
+        own = values.new_tensor([values.numel() // values.shape[1]])
+        sums = _SumOverRanks.apply(torch.cat([values.sum(dims), own]), self.process_group)
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        centred = values - _along(mean, input)
+        squares = _SumOverRanks.apply(centred.square().sum(dims), self.process_group)
+        variance = squares / count
+        output = centred * _along((variance + self.eps).rsqrt(), input)
+        if self.weight is not None:
+            output = output * _along(self.weight, input)
+        if self.bias is not None:
+            output = output + _along(self.bias, input)
         factor = _update_factor(self)
         with torch.no_grad():
-            for running, of_all in ((self.running_mean, mean), (self.running_var, variance)):
+            unbiased = variance * (count / (count - 1))
+            for running, of_all in ((self.running_mean, mean), (self.running_var, unbiased)):
                 if running is not None:
                     running.lerp_(of_all.to(running.dtype), factor)
-        return output
+        return output.to(input.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedBatchNorm:
         memo[id(self.process_group)] = self.process_group  # which cannot be copied
@@ -134,73 +137,25 @@ class SharedBatchNormOfGpus(SharedBatchNorm, nn.SyncBatchNorm):
         return nn.SyncBatchNorm.forward(self, input)
 
 
-class _Shared(torch.autograd.Function):
-    """Batch norm over all ranks of a group, as in ``torch.nn.SyncBatchNorm`` on GPUs.
-
-    Ranks exchange the mean, biased variance and number of their values, and combine them by the
-    law of total variance, which avoids the cancellation in a mean of squares (Chan et al. 1979).
-    The values are gathered, not reduced, so that all ranks arrive at the same bits. Gradients of
-    gamma and beta are those of each rank: DDP averages them.
-    """
+class _SumOverRanks(torch.autograd.Function):
+    """The sum of a tensor over the ranks of a group; its gradient is summed in the same way."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        group: ProcessGroup,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, and the mean and unbiased variance over all ranks.
-
-        The output has the dtype of ``x``; the others have shape ``[channels]``, in FP32 or more.
-        """
-        channels, dims = x.shape[1], _all_but_channels(x)
-        values = x.to(torch.promote_types(x.dtype, torch.float32))
-        variance, mean = torch.var_mean(values, dims, correction=0)
-        own = torch.cat([mean, variance, mean.new_tensor([values.numel() // channels])])
-        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(gathered, own, group)
-        means, variances, counts = torch.stack(gathered).split([channels, channels, 1], 1)
-        count = counts.sum()
-        mean = (means * counts).sum(0) / count
-        variance = ((variances + (means - mean).square()) * counts).sum(0) / count
-        deviation_inverse = (variance + eps).rsqrt()
+    def forward(ctx: Any, own: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        ctx.save_for_backward(x, weight, mean, deviation_inverse, count)
-        output = (values - _along(mean, x)) * _along(deviation_inverse, x)
-        if weight is not None:
-            output = output * _along(weight, x)
-        if bias is not None:
-            output = output + _along(bias, x)
-        unbiased = variance * (count / (count - 1))
-        ctx.mark_non_differentiable(mean, unbiased)
-        return output.to(x.dtype), mean, unbiased
+        return _sum_over_ranks(own, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-        x, weight, mean, deviation_inverse, count = ctx.saved_tensors
-        dims = _all_but_channels(x)
-        normalised = (x.to(mean.dtype) - _along(mean, x)) * _along(deviation_inverse, x)
-        dy = grad.to(mean.dtype)
-        sums = torch.stack([dy.sum(dims), (dy * normalised).sum(dims)])
-        of_bias, of_weight = sums.clone()
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dist.all_reduce(sums, group=ctx.group)
-            dy_mean, dy_normalised_mean = sums / count
-            dx = dy - _along(dy_mean, x) - normalised * _along(dy_normalised_mean, x)
-            scale = deviation_inverse if weight is None else deviation_inverse * weight
-            dx = (dx * _along(scale, x)).to(x.dtype)
-        needs_weight, needs_bias = ctx.needs_input_grad[1:3]
-        return (
-            dx,
-            of_weight.to(weight.dtype) if needs_weight else None,
-            of_bias.to(weight.dtype if weight is not None else mean.dtype) if needs_bias else None,
-            None,
-            None,
-        )
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _sum_over_ranks(grads[0], ctx.group), None
+
+
+def _sum_over_ranks(own: Tensor, group: ProcessGroup) -> Tensor:
+    """Gather and add, so that all ranks arrive at the same bits."""
+    own = own.contiguous()
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group)
+    return torch.stack(gathered).sum(0)
 
 
 def _update_factor(layer: _BatchNorm) -> float:
@@ -213,21 +168,12 @@ def _update_factor(layer: _BatchNorm) -> float:
     return layer.momentum
 
 
-def _copies(running: Tensor | None, count: int) -> list[Any]:
-    """A copy for each slice, to update as if it were a rank's; None where nothing is tracked."""
-    return [None if running is None else running.clone() for _ in range(count)]
-
-
 def _activated(layer: nn.Module, output: Tensor) -> Tensor:
     """Apply what timm's layers do after normalization."""
     for name in ("drop", "act"):
         if hasattr(layer, name):
             output = getattr(layer, name)(output)
     return output
-
-
-def _all_but_channels(x: Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
 
 
 def _along(per_channel: Tensor, x: Tensor) -> Tensor:

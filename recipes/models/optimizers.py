@@ -24,15 +24,10 @@ from .build import classifier
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, device_type: str = "cpu") -> Optimizer:
-    """Make the optimizer over the model's parameters, in groups by what applies to them.
+    """Make the optimizer over the parameters of a model, which may be on the CPU still.
 
     In ``*-master`` precisions it keeps FP32 master weights: itself where it can, others through
     :class:`~largebatch.amp.MasterWeights`, unless they declare ``master_weights = True``.
-
-    Args:
-        recipe: The recipe.
-        model: The model, which may be on the CPU still.
-        device_type: Type of the device that the run trains on.
 
     Raises:
         RecipeError: There is no such optimizer, a package is missing, it does not take its
@@ -82,12 +77,11 @@ def _groups(recipe: Recipe, entry: Entry, model: nn.Module) -> list[dict[str, An
             f"optimizer.name: {recipe.model.name} has no weights for {options.name}: hidden linear "
             "layers and convolutions, neither the first nor the last; valid: another optimizer"
         )
-    scale = 1.0
     if entry.orthogonalizes:
         scale = (options.args.get("others") or {}).get("lr_scale", 1)
-    for group in groups:
-        if scale != 1 and not group.get("orthogonal", True):
-            group["lr"] = options.lr * scale
+        for group in groups:
+            if scale != 1 and not group["orthogonal"]:
+                group["lr"] = options.lr * scale
     if options.bias_lr_scale != 1:
         groups = _scaled(groups, _biases(model), options.lr, options.bias_lr_scale)
     if options.body_lr_scale != 1:
@@ -112,10 +106,7 @@ def _biases(model: nn.Module) -> set[Tensor]:
 def _scaled(
     groups: list[dict[str, Any]], chosen: set[Tensor], lr: float, scale: float
 ) -> list[dict[str, Any]]:
-    """Split the chosen parameters from the others of each group, and scale their rate.
-
-    The scheduler keeps the ratio of the groups' rates.
-    """
+    """Split the chosen parameters off each group, and scale their rate, a ratio that is kept."""
     parts = []
     for group in groups:
         others = [(name, p) for name, p in group["params"] if p not in chosen]
@@ -182,12 +173,8 @@ def settle_on_device(optimizer: Optimizer, job: Job) -> tuple[str, ...]:
     """Move an optimizer's state to its parameters, and let all ranks take LARS's steps alike.
 
     Parameters of ranks whose steps round differently drift apart unseen. All ranks must call this.
-
-    Returns:
-        A line where they take ``foreach``, as Triton launches no kernel on one of them.
-
-    Raises:
-        RecipeError: The recipe asks for Triton, and it does not.
+    Returns a line where they take ``foreach``, as Triton launches no kernel on one of them, which
+    is a RecipeError if the recipe asks for Triton.
     """
     place_state(optimizer)
     if job.device.type != "cuda" or not isinstance(optimizer, LARS | Muon):
@@ -208,11 +195,9 @@ def settle_on_device(optimizer: Optimizer, job: Job) -> tuple[str, ...]:
 
 
 def share_work(recipe: Recipe, optimizer: Optimizer, topology: Topology) -> None:
-    """Let the ranks of a node share what an optimizer computes alike on all of them.
+    """Let each rank of a node orthogonalise a part of Muon's matrices, and gather the others.
 
-    Each rank of :class:`~largebatch.lars.Muon` then orthogonalises a part of the matrices, and
-    gathers the others from its node: across nodes that would take longer than it saves. All ranks
-    must call this.
+    Across nodes that would take longer than it saves.
     """
     options = recipe.optimizer
     able = "share" in entry_of(options.name).trainers and hasattr(optimizer, "process_group")
@@ -221,12 +206,9 @@ def share_work(recipe: Recipe, optimizer: Optimizer, topology: Topology) -> None
 
 
 def in_words(recipe: Recipe, optimizer: Optimizer) -> tuple[str, str]:
-    """Name the optimizer for the line at the start of a run, and what another rule updates in it.
+    """The optimizer's name for a run's first line, and the rule for what it does not orthogonalize.
 
-    Returns:
-        The name, with the class that it stands for where that depends on the machine; and, such as
-        ``adamw on 0.2 % of the parameters``, the rule for those that are not orthogonalized. Empty
-        if there are none.
+    Such as ``muon`` and ``adamw on 0.2 % of the parameters``.
     """
     inner = getattr(optimizer, "_inner", optimizer)
     name, groups = recipe.optimizer.name, inner.param_groups

@@ -22,7 +22,6 @@ from ...amp import Precision
 from ...comm import Plan, Topology, ranged, register
 from ...lars import GradientNoise
 from ...pipeline import Batch, Loader
-from ..models.batch_counters import BatchCounters
 from ..ranks import Job
 from .evaluate import Meter, kept
 from .losses import training_loss
@@ -63,7 +62,6 @@ class TrainingStep:
         self.phases = Phases(next(model.parameters()).device, model if ddp else None)
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
-        self._counters = BatchCounters(model)
         self._kept: list[Tensor] = []
         self.mix = mix or Batch
         network, loss_of = ddp or model, loss
@@ -172,7 +170,7 @@ class TrainingStep:
             torch.compiler.cudagraph_mark_step_begin()
         reduces = self._ddp is None or place == accumulation - 1
         with nullcontext() if reduces or self._ddp is None else self._ddp.no_sync():
-            with self.phases(FORWARD), self._counters.together(), self.precision.forward():
+            with self.phases(FORWARD), self.precision.forward():
                 loss, logits = self._forward(images, labels)
             with self.phases(BACKWARD):
                 self.precision.backward(loss / accumulation)

@@ -11,10 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import Plan, PlanState, plan_hook
+from largebatch.comm import plan_hook
 from tests.ranks import FORKED, run_ranks, start_module
 
 pytestmark = pytest.mark.slow("trains each example to the accuracy that it states")
@@ -134,31 +133,6 @@ def test_example_with_a_plan_reaches_its_accuracy_on_two_ranks(name, tmp_path):
     assert f"nodes ((0, 1),) by {source}\n" in said
     found = re.search(r"accuracy\W+([\d.]+)(%?)", said)
     assert float(found[1]) / (100 if found[2] else 1) > 0.95
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_lightning_registers_state_hook_and_wrapper_on_gpus_only(device):
-    pytest.importorskip("lightning")
-    from lightning.fabric.plugins.environments import LightningEnvironment
-    from lightning.pytorch.strategies import DDPStrategy
-
-    state = PlanState(Plan.single("hierarchical"))
-    strategy = DDPStrategy(
-        parallel_devices=[torch.device(device, 0)],
-        cluster_environment=LightningEnvironment(),
-        ddp_comm_state=state,
-        ddp_comm_hook=plan_hook,
-        ddp_comm_wrapper=fp16_compress_wrapper,
-    )
-    strategy.model = model = mock.Mock(spec=DistributedDataParallel)
-    strategy._register_ddp_hooks()
-    if device == "cpu":  # as the guide and the example say
-        model.register_comm_hook.assert_not_called()
-        return
-    model.register_comm_hook.assert_called_once()
-    options = model.register_comm_hook.call_args.kwargs
-    assert options["state"] is state
-    assert options["hook"].__closure__[0].cell_contents is plan_hook
 
 
 def test_accelerate_ignores_hooks_that_are_not_torchs():

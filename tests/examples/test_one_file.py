@@ -1,6 +1,7 @@
 """The optimizers in one file take the steps of largebatch.lars."""
 
 import importlib.util
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from largebatch.lars import LARS, Muon, as_scheduler, polynomial, split_parameters
 
-pytestmark = pytest.mark.slow("trains small networks for 200 steps, each twice")
+pytestmark = pytest.mark.slow("trains small networks for 100 steps, each twice")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = {
@@ -72,13 +73,14 @@ def assert_close(ours, theirs):
         torch.testing.assert_close(parameter, theirs[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dialect", ["mlperf", "torch"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dialect"), [*zip(MODELS, cycle(["mlperf", "torch"]), strict=False)]
+)
 def test_lars_in_one_file(name, dialect):
     file = module_of("lars_in_one_file")
     options = {"lr": 0.2, "trust_coefficient": 0.01, "dialect": dialect}
-    ours = trained(name, lambda m: file.LARS(file.groups(m, 1e-3), **options), 0.2, 200)
-    theirs = trained(name, lambda m: LARS(split_parameters(m, 1e-3), **options), 0.2, 200)
+    ours = trained(name, lambda m: file.LARS(file.groups(m, 1e-3), **options), 0.2, 100)
+    theirs = trained(name, lambda m: LARS(split_parameters(m, 1e-3), **options), 0.2, 100)
     assert_close(ours, theirs)
 
 

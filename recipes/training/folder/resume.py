@@ -15,7 +15,7 @@ from torch import nn
 from ....amp import PRECISIONS
 from ....pipeline import Loader
 from ...errors import RecipeError
-from ...models.batch_norm import planned_statistics_images
+from ...models.batch_norm import statistics_images
 from ...schema.load import Loaded
 from ...schema.optimizers import entry_of
 from ...schema.recipe import Recipe
@@ -93,8 +93,8 @@ def _resharded(
         return []
     text = f"a global batch is now {_shape(first.batch_size, *now)}, "
     text += f"was {_shape(first.batch_size, *old)}"
-    images = planned_statistics_images(recipe, model, *now)
-    images_before = planned_statistics_images(recipe, model, *old)
+    images = statistics_images(recipe, model, *now)
+    images_before = statistics_images(recipe, model, *old)
     if images is None:
         return [text]
     if images == images_before:

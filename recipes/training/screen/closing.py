@@ -111,7 +111,8 @@ def write_results(
             "batch_size": loader.phase.batch_size,
             "micro_batch_size": loader.micro_batch_size,
             "batch_norm_images": statistics_images(
-                run.model, loader.timeline.phases[0].micro_batch_size
+                *(run.recipe, run.model, loader.timeline.phases[0].micro_batch_size),
+                run.job.world_size,
             ),
             "world_size": run.job.world_size,
             "device": run.job.device.type,

@@ -158,7 +158,7 @@ NAMES = st.lists(
 ).map(bytes)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(classes=st.sets(NAMES, max_size=3), files=st.sets(NAMES, max_size=3))
 def test_names_of_any_bytes_are_told_alike_and_can_be_printed(image, classes, files):
     classes, files = classes - {b".", b".."} | {b"plain"}, files | {b"plain"}

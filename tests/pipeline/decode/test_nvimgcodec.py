@@ -79,49 +79,31 @@ def test_the_number_of_threads_changes_no_bit(photos):
     assert torch.equal(one, three)
 
 
-def batches_alone(photos, **options):
-    """Code that makes an iterator over large images, in a process of its own."""
-    return f"""
-import os, sys, threading, torch
+def test_decoding_threads_start_no_others_and_do_not_keep_a_process_alive(photos):
+    """torch would start a team of OpenMP threads in each, for operations of 32,768 elements.
+
+    At the end, images wait to be decoded. The pool cancels them, and the thread that waits for
+    their batch must notice.
+    """
+    script = f"""
+import os, threading, torch
 from largebatch.pipeline import ImageFolder, Loader, Transform
 torch.set_num_threads(8)
 before = len(os.listdir("/proc/self/task"))
-transform = Transform(image_size=128, eval_resize=128)
-source = ImageFolder({str(photos)!r})
-batches = iter(Loader(source, transform, backend="nvimgcodec", **{options!r}))
-"""
-
-
-def output_of(script):
-    """What a script prints in a process of its own, which has to end."""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_decoding_thread_starts_no_others(photos):
-    """torch would start a team of OpenMP threads in each, for operations of 32,768 elements."""
-    count = """
-for _ in range(6):
+transform, source = Transform(image_size=128, eval_resize=128), ImageFolder({str(photos)!r})
+options = {{"backend": "nvimgcodec", "batch_size": 48, "threads": 2}}
+batches = iter(Loader(source, transform, **options))
+for _ in range(3):
     next(batches)
-print(len(os.listdir("/proc/self/task")) - before, threading.active_count() - 1, flush=True)
-os._exit(0)
+print(len(os.listdir("/proc/self/task")) - before, threading.active_count() - 1)
+batches.close()
 """
-    printed = output_of(batches_alone(photos, batch_size=16, threads=2) + count)
-    threads, of_python = map(int, printed.split())
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    threads, of_python = map(int, done.stdout.split())
     assert 2 < threads <= of_python
-
-
-def test_a_process_ends_though_images_were_waiting_to_be_decoded(photos):
-    """The pool cancels them, and the thread that waits for their batch must notice."""
-    end = "next(batches)\nbatches.close()\n"
-    assert output_of(batches_alone(photos, batch_size=48, threads=1) + end) == ""
 
 
 def test_an_image_whose_header_states_another_size_is_named(photos, monkeypatch):

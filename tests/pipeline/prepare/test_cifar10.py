@@ -14,7 +14,7 @@ from PIL import Image
 from largebatch.pipeline import ImageFolder, Output, prepare_cifar10
 from largebatch.pipeline.prepare import cifar10
 from tests.conftest import refused
-from tests.pipeline.formats import write_tar
+from tests.pipeline.formats import images_of, write_tar
 
 CLASSES = [b"airplane", b"automobile", b"bird"]
 PER_BATCH = 7
@@ -45,10 +45,6 @@ def python2(content):
     return out.getvalue()
 
 
-def python3(content):
-    return pickle.dumps(content, 3)
-
-
 def pixels_of(seed):
     return np.random.default_rng(seed).integers(0, 256, (PER_BATCH, 3072), dtype=np.uint8)
 
@@ -57,13 +53,13 @@ def labels_of(seed):
     return [(seed + i) % 3 for i in range(PER_BATCH)]
 
 
-def official(path, dumps=python2, **batches):
+def official(path, **batches):
     """Write an archive, in which ``batches`` replace the usual content."""
     files = {}
     for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
         batch = {b"data": pixels_of(seed), b"labels": labels_of(seed), b"batch_label": b"x"}
-        files[name] = dumps(batch)
-    files["batches.meta"] = dumps({b"label_names": CLASSES, b"num_vis": 3072})
+        files[name] = python2(batch)
+    files["batches.meta"] = python2({b"label_names": CLASSES, b"num_vis": 3072})
     named = ((f"cifar-10-batches-py/{name}", file) for name, file in (files | batches).items())
     return write_tar(path, named, mode="w:gz")
 
@@ -76,9 +72,7 @@ def archive(tmp_path_factory):
 PARTIAL = {"allow_partial": True, "checksum": False}
 
 
-@pytest.mark.parametrize("dumps", [python2, python3])
-def test_every_pixel_of_the_official_archive_is_kept(tmp_path, dumps):
-    archive = official(tmp_path / "a.tar.gz", dumps)
+def test_every_pixel_of_the_official_archive_is_kept(archive, tmp_path):
     counts = prepare_cifar10(tmp_path / "out", archive, **PARTIAL)
     assert counts == {"train": 5 * PER_BATCH, "val": PER_BATCH}
     for split, seeds in (("train", range(5)), ("val", [5])):
@@ -103,18 +97,15 @@ def test_the_encoding_can_be_jpeg(archive, tmp_path):
     refused(message, prepare_cifar10, tmp_path / "out", archive, Output(quality=50), **options)
 
 
-@pytest.mark.parametrize("mode", ["w:xz", "w:gz", "w"])
-def test_an_archive_of_files_keeps_their_bytes(photos, tmp_path, mode):
+def test_an_archive_of_files_keeps_their_bytes(photos, tmp_path):
     path = tmp_path / "files.tar"
-    with tarfile.open(path, mode) as archive:
+    with tarfile.open(path, "w:xz") as archive:
         archive.add(photos / "train", "./train")
         archive.add(photos / "val", "./test")
     out = tmp_path / "out"
     assert prepare_cifar10(out, path, allow_partial=True) == {"train": 53, "val": 23}
     for split in ("train", "val"):
-        for original in (photos / split).rglob("*.JPEG"):
-            copy = out / split / original.relative_to(photos / split)
-            assert copy.read_bytes() == original.read_bytes()
+        assert images_of(out / split) == images_of(photos / split)
 
 
 def test_a_pickle_cannot_call_anything(tmp_path):
@@ -134,11 +125,18 @@ GOOD = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
 BAD = {
     "no pickle": (b"no pickle", "data_batch_1 in .* is not CIFAR-10"),
     "no dictionary": (python2([1]), "it holds no dictionary"),
-    "no pixels": (python2({b"labels": [0]}), "does not hold pixels and labels"),
-    "a wrong shape": (python2({**GOOD, b"data": np.zeros((2, 9), np.uint8)}), "does not hold"),
-    "a wrong dtype": (python2({**GOOD, b"data": np.zeros((2, 3072), np.int16)}), "does not hold"),
-    "a label too high": (python2({**GOOD, b"labels": [0, 3]}), "does not hold"),
-    "labels of others": (python2({**GOOD, b"labels": [0]}), "does not hold"),
+    **{
+        str(number): (python2(GOOD | changed), "does not hold pixels and labels")
+        for number, changed in enumerate(
+            (
+                {b"data": None},
+                {b"data": np.zeros((2, 9), np.uint8)},
+                {b"data": np.zeros((2, 3072), np.int16)},
+                {b"labels": [0, 3]},
+                {b"labels": [0]},
+            )
+        )
+    },
 }
 
 
@@ -148,7 +146,7 @@ def test_a_damaged_batch_is_named(tmp_path, content, message):
     refused(message, prepare_cifar10, tmp_path / "out", archive, **PARTIAL)
 
 
-@pytest.mark.parametrize("name", ["train/../x.jpg", "/train/ant/x.jpg", "train/ant/../../x.jpg"])
+@pytest.mark.parametrize("name", ["/train/ant/x.jpg", "train/ant/../../x.jpg"])
 def test_names_that_lead_out_of_the_archive_or_the_data_set_are_refused(tmp_path, name):
     path, out = tmp_path / "a" / "in.tar", tmp_path / "a" / "b" / "out"
     path.parent.mkdir()

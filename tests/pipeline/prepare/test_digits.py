@@ -5,9 +5,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from largebatch.pipeline import ImageFolder, Output, prepare_digits
+from largebatch.pipeline import ImageFolder, prepare_digits
 from tests.conftest import refused
-from tests.pipeline.prepare.kills import tree
 
 
 def test_every_digit_is_written_once_with_its_pixels(digits):
@@ -49,22 +48,3 @@ def test_a_folder_that_cannot_be_created_is_named(tmp_path, monkeypatch, out, me
     (tmp_path / "file").touch()
     refused(f"{out} cannot be written: {message}", prepare_digits, out)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("images", [0, 100])
-def test_an_interrupted_write_leaves_what_is_complete_or_nothing(
-    digits, tmp_path, monkeypatch, images
-):
-    def interrupt(progress):
-        if progress.images == images:
-            raise KeyboardInterrupt
-
-    out = tmp_path / "new" / "digits"
-    with pytest.raises(KeyboardInterrupt):
-        prepare_digits(out, Output(workers=1), report=interrupt)
-    assert len(list(tmp_path.rglob("*.jpeg"))) == images
-    assert (tmp_path / "new").exists() == (images > 0)
-    out.mkdir(parents=True, exist_ok=True)
-    monkeypatch.chdir(out)
-    assert prepare_digits(".") == {"train": 1437, "val": 360}
-    assert tree(out) == tree(digits)

@@ -213,8 +213,10 @@ def test_no_name_in_an_archive_ends_in_a_traceback(archives, parts):
             assert [index.classes[k] for k in index.labels] == [n[:9] for n in index.names]
 
 
-@pytest.mark.parametrize("within", [False, True], ids=["archive", "archive of a class"])
-@pytest.mark.parametrize("name", ["../n01440764_9.JPEG", "/n01440764_9.JPEG", "a/.."])
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [("../n01440764_9.JPEG", True), ("/n01440764_9.JPEG", False), ("a/..", True)],
+)
 def test_a_name_that_leads_out_of_an_archive_is_refused(archives, tmp_path, name, within):
     added = [("n01440764.tar", inner(name))] if within else files(name)
     train = write_tar(tmp_path / "train.tar", added)
@@ -227,7 +229,7 @@ def test_a_name_that_leads_out_of_an_archive_is_refused(archives, tmp_path, name
 def test_an_archive_truncated_anywhere_is_refused(archives, tmp_path, which):
     content = (archives / f"{which}.tar").read_bytes()
     end, cut = len(content.rstrip(b"\0")), tmp_path / "cut.tar"
-    random = np.random.default_rng(0).integers(1, end, 12).tolist()
+    random = np.random.default_rng(0).integers(1, end, 6).tolist()
     for size in [0, 512, 1024, end // 512 * 512, *random]:
         cut.write_bytes(content[:size])
         message = r"cut.tar (is|has|holds no)"

