@@ -10,6 +10,10 @@ at the epochs that were read by then, such as 4.041.
 Submitters counted ``lars_opt_learning_rate_decay_steps`` in two ways: from the end of warm-up (as
 the reference point at batch 65,536) or from the start of the run (as that at 13,056). The log
 counts as the recipe does, by ``schedule.decay_from``.
+
+Who submits is of the machine and not of the recipe. It comes from the environment, by the names
+that submitters' own scripts export: ``MLPERF_SUBMISSION_ORG``, ``MLPERF_SUBMISSION_PLATFORM``,
+``MLPERF_STATUS``, and ``MLPERF_CACHES_CLEARED=1`` where the machines' caches were cleared.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
+import os
 import platform
 import re
 import time
@@ -32,6 +37,9 @@ from ..schema.recipe import Recipe
 from ..training.callbacks import Callback, RunContext, Status
 from ..training.schedule import learning_rates
 from .rules import TARGET_ACCURACY, check_rules, departures
+
+#: Availabilities of a system, as the division names them; the last is the default.
+STATUSES = ("cloud", "onprem", "preview", "research")
 
 _RUN_STOP = '"key": "run_stop"'
 
@@ -68,6 +76,10 @@ class MLPerfLog(Callback):
         check_rules(recipe)
         if not job.is_main:
             return
+        status = os.environ.get("MLPERF_STATUS") or STATUSES[-1]
+        if status not in STATUSES:
+            known = ", ".join(STATUSES)
+            raise RecipeError(f"MLPERF_STATUS: no availability {status!r}; valid: {known}")
         if importlib.util.find_spec("mlperf_logging") is None:
             raise RecipeError(
                 "mlperf.log: needs the package mlperf-logging, which is not installed; valid: "
@@ -108,7 +120,8 @@ class MLPerfLog(Callback):
         if other:
             run.warn(f"mlperf.log: this run is not the benchmark: {'; '.join(other)}")
         # The trainer clears no caches of the machines, and cannot know who does.
-        self._log.event("cache_clear", run.recipe.mlperf.cache_cleared, time_ms=self._init_ms)
+        cleared = os.environ.get("MLPERF_CACHES_CLEARED") == "1"
+        self._log.event("cache_clear", cleared, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)
         for key, value in self._facts(val_images).items():
             self._log.event(key, value)
@@ -176,7 +189,7 @@ class MLPerfLog(Callback):
     def _facts(self, val_images: int) -> dict[str, Any]:
         """The run's hyper-parameters and its submitter, by key of the log."""
         recipe, loader = self._run.recipe, self._run.loader
-        options, schedule, mlperf = recipe.optimizer, recipe.schedule, recipe.mlperf
+        options, schedule = recipe.optimizer, recipe.schedule
         found = learning_rates(recipe, self._run.timeline)
         decay_steps = found.decay_steps
         if schedule.decay_from == "start":
@@ -186,9 +199,10 @@ class MLPerfLog(Callback):
         return {
             "submission_benchmark": "resnet",
             "submission_division": "closed",
-            "submission_org": mlperf.org,
-            "submission_platform": mlperf.platform or _platform(self._run.job),
-            "submission_status": mlperf.status,
+            "submission_org": os.environ.get("MLPERF_SUBMISSION_ORG") or "unstated",
+            "submission_platform": os.environ.get("MLPERF_SUBMISSION_PLATFORM")
+            or _platform(self._run.job),
+            "submission_status": os.environ.get("MLPERF_STATUS") or STATUSES[-1],
             "seed": recipe.seed,
             "global_batch_size": recipe.batch_size,
             "gradient_accumulation_steps": loader.accumulation,
@@ -205,7 +219,7 @@ class MLPerfLog(Callback):
             ),
             "lars_opt_momentum": options.momentum,
             "lars_opt_weight_decay": options.weight_decay,
-            "lars_epsilon": options.eps,
+            "lars_epsilon": options.args.get("eps", 0.0),
             "label_smoothing": recipe.label_smoothing,
         }
 

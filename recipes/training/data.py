@@ -121,7 +121,6 @@ def build_loader(
         backend=data.backend,
         threads=data.threads,
         prefetch=data.prefetch,
-        hw_decoder_load=None if data.hw_decoder_load == "auto" else data.hw_decoder_load,
         dtype=torch.float16 if half else torch.float32,
         memory_format=device_settings(
             job.device, recipe.channels_last, recipe.cudnn_benchmark, recipe.tf32

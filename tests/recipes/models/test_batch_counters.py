@@ -87,7 +87,7 @@ def state_after(modes, precision, together, slices=None, seed=1):
     if slices:
         share_statistics(
             model,
-            load("digits", ["batch_norm.over=ghost", f"batch_norm.images={slices}"]).recipe,
+            load("digits", [f"batch_norm.images={slices}"]).recipe,
             Job(0, 1, 1, torch.device("cpu")),
         )
     optimizer = LARS(
@@ -182,9 +182,7 @@ def counts_on_ranks(overrides):
 
 
 @pytest.mark.slow("starts two ranks")
-@pytest.mark.parametrize(
-    "overrides", [["batch_norm.over=global"], ["batch_norm.over=group", "batch_norm.ranks=2"]]
-)
+@pytest.mark.parametrize("overrides", [["batch_norm.ranks=all"], ["batch_norm.ranks=2"]])
 def test_layers_that_share_statistics_over_ranks_count_alike(overrides):
     assert run_ranks(2, counts_on_ranks, overrides) == [3, 3]
 

@@ -38,7 +38,7 @@ def recipe(*overrides):
 
 # --- whole runs ------------------------------------------------------------------------------
 
-GLOBAL = ("batch_norm.over=global", "micro_batch_size=8")
+GLOBAL = ("batch_norm.ranks=all", "micro_batch_size=8")
 
 
 def runs_on_ranks(root, folder):
@@ -48,8 +48,8 @@ def runs_on_ranks(root, folder):
         "global": (*GLOBAL, "checkpoint.every=1", "checkpoint.keep=99"),
         "resumed": (*GLOBAL, f"resume={folder / 'global/checkpoints/step-00000003'}"),
         "micro-batch": ("micro_batch_size=8",),
-        "group": ("batch_norm.over=group", "batch_norm.ranks=2", "micro_batch_size=8"),
-        "accumulated": ("batch_norm.over=global", "precision=auto", "stop_after=1"),
+        "group": ("batch_norm.ranks=2", "micro_batch_size=8"),
+        "accumulated": ("batch_norm.ranks=all", "precision=auto", "stop_after=1"),
     }.items():
         output = io.StringIO()
         # `auto` chooses among lower precisions, so it cannot run in double precision.
@@ -122,7 +122,7 @@ def test_slices_in_one_process_equal_the_ranks_of_a_larger_machine(
     photos, on_ranks, whole, tmp_path
 ):
     """This includes the running statistics, as they are averaged over ranks for evaluation."""
-    keys = ("micro_batch_size=16", "batch_norm.over=ghost", "batch_norm.images=8")
+    keys = ("micro_batch_size=16", "batch_norm.images=8")
     with double_precision():
         found = train(photos, tmp_path, *keys)
     theirs = on_ranks[0]["weights"]["micro-batch"]
@@ -139,7 +139,7 @@ def test_images_that_share_statistics_are_counted(on_ranks, photos, tmp_path, ca
         **dict.fromkeys(("global", "resumed", "group"), 16),
         **dict.fromkeys(("micro-batch", "accumulated"), 8),
     }
-    trainer = make(photos, tmp_path / "a", "batch_norm.over=ghost", "batch_norm.images=2")
+    trainer = make(photos, tmp_path / "a", "batch_norm.images=2")
     assert "batch norm over 2 images in slices of a micro-batch" in capsys.readouterr().out
     assert statistics_images(trainer.model, 4) == 2
     trainer = make(photos, tmp_path / "b", *NO_BATCH_NORM)
@@ -153,12 +153,10 @@ def test_images_that_share_statistics_are_counted(on_ranks, photos, tmp_path, ca
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["over=ranks"], "batch_norm.over: .*ghost"),
-        (["over=ghost"], "batch_norm.images: needed for over ghost; valid: a number of images"),
-        (["over=group"], "batch_norm.ranks: needed for over group; valid: a number of ranks"),
-        (["images=2"], "batch_norm.images: only for over ghost; valid with over micro-batch: "),
-        (["over=global", "ranks=2"], "batch_norm.ranks: only for over group; valid with over g"),
-        (["over=ghost", "images=0"], "batch_norm.images: .*greater than 0"),
+        (["over=ghost"], "batch_norm.over: no longer a key; use batch_norm.images=N"),
+        (["images=2", "ranks=2"], "batch_norm.images: cannot be combined with batch_norm.ranks"),
+        (["images=0"], "batch_norm.images: .*greater than 0"),
+        (["ranks=some"], "batch_norm.ranks: must be a number of ranks, or all"),
     ],
 )
 def test_incompatible_keys_are_refused(overrides, message):
@@ -174,16 +172,16 @@ class Mean(nn.BatchNorm2d):
     ("over", "others", "message"),
     [
         (
-            ["over=ghost", "images=3"],
+            ["images=3"],
             [],
             "images: 3 does not divide a micro-batch of 4 images; valid: 1, 2, 4$",
         ),
         (
-            ["over=group", "ranks=3"],
+            ["ranks=3"],
             [],
             "ranks: 3 does not divide the number of ranks, 1; valid: 1",
         ),
-        (["over=global"], NO_BATCH_NORM, "over: test_vit has no batch norm; valid: micro-batch"),
+        (["ranks=all"], NO_BATCH_NORM, "ranks: test_vit has no batch norm; valid: null"),
     ],
 )
 def test_unsuitable_settings_are_refused_before_anything_is_written(
@@ -197,17 +195,17 @@ def test_unsuitable_settings_are_refused_before_anything_is_written(
 def test_layers_of_unknown_kinds_are_refused():
     phases = [Phase(0, 32, 16, 16)]
     model = nn.Sequential(nn.BatchNorm2d(3), Mean(3))
-    check_batch_norm(recipe("over=micro-batch"), model, phases, 1)
+    check_batch_norm(recipe(), model, phases, 1)
     with pytest.raises(RecipeError) as error:
-        check_batch_norm(recipe("over=ghost", "images=2"), model, phases, 1)
+        check_batch_norm(recipe("images=2"), model, phases, 1)
     assert "1 of resnet" in str(error.value)
-    assert "is a Mean, which does not support ghost; valid: micro-batch, or" in str(error.value)
+    assert "is a Mean, which does not support it; valid: null, or" in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("over", "later", "message"),
     [
-        (["over=ghost", "images=8"], Phase(99, 32, 20, 10), "a micro-batch of 10 images"),
+        (["images=8"], Phase(99, 32, 20, 10), "a micro-batch of 10 images"),
     ],
 )
 def test_later_batch_sizes_are_checked_too(over, later, message):

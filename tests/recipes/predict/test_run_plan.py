@@ -160,7 +160,7 @@ def test_a_micro_batch_that_does_not_divide_is_replaced_by_the_largest_that_does
 
 
 def test_slices_of_batch_norm_limit_the_micro_batch():
-    keys = ["batch_norm.over=ghost", "batch_norm.images=48", "batch_size=1152"]
+    keys = ["batch_norm.images=48", "batch_size=1152"]
     keys += ["micro_batch_size=288", "schedule.warmup=0", "schedule.decay=null"]
     recipe = load("resnet50-b65536", keys).recipe
     assert fit(recipe, 3)[0].micro_batch_size == 192  # of 384 images each; 288 does not divide

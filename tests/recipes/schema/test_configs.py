@@ -109,7 +109,7 @@ def test_mlperfs_points_have_the_logged_values(batch):
     # The rules of the closed division.
     schedule = recipe.schedule
     assert (schedule.name, schedule.power, schedule.end) == ("polynomial", 2, 1e-4)
-    assert (options.eps, recipe.label_smoothing, recipe.target_accuracy) == (0, 0.1, 75.9)
+    assert (options.args, recipe.label_smoothing, recipe.target_accuracy) == ({}, 0.1, 75.9)
     assert math.log2(options.weight_decay / 1e-4).is_integer()
     mean = f"{sum(point.epochs) / len(point.epochs):.3g}"
     spread = f"({min(point.epochs)} to {max(point.epochs)})"
