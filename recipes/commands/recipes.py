@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from .completion import complete_section
 from .options import Overrides, RecipeName
 
 recipes_app = typer.Typer(
@@ -96,7 +95,6 @@ def explain_keys(
         typer.Argument(
             metavar="SECTION",
             help="A section such as optimizer, or a key such as batch_size; all by default.",
-            autocompletion=complete_section,
         ),
     ] = None,
     json_: Annotated[

@@ -34,7 +34,6 @@ class Model(Section):
     name: NameOrPath = Field(
         description="Model of timm, airbench, alexnet_bn, resnet9, or the dotted path of a "
         "factory, such as mypkg.module:factory, which is called with num_classes and args.",
-        examples=["resnet50", "resnet9", "alexnet_bn"],
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")
     zero_init_last_norm: bool = Field(
@@ -93,7 +92,6 @@ class Optimizer(Section):
         description=f"Optimizer: {', '.join(OPTIMIZERS)}, a class of torch.optim such as "
         "Adafactor, or the dotted path of a factory, such as mypkg.module:factory, which is "
         "called with parameter groups, lr and args.",
-        examples=[*OPTIMIZERS, "Adafactor"],
     )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
     body_lr_scale: NotNegative = Field(
