@@ -112,9 +112,7 @@ class MLPerfLog(Callback):
                 path.rename(_free_name(path))
             self._log = _logger(path, "w")
         except OSError as error:
-            raise RecipeError(
-                f"mlperf.log: {path} cannot be written: {error.strerror}; valid: a file"
-            ) from error
+            raise RecipeError(f"mlperf.log: {path} cannot be written: {error.strerror}") from error
         val_images = len(run.val_loader.source) if run.val_loader else 0
         other = departures(run.recipe, len(run.loader.source), val_images)
         if other:

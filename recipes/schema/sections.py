@@ -80,7 +80,7 @@ class BatchNorm(Section):
     @model_validator(mode="after")
     def _check(self) -> BatchNorm:
         if self.images and self.ranks:
-            raise wrong("images", "cannot be combined with batch_norm.ranks; valid: one of the two")
+            raise wrong("images", "cannot be combined with batch_norm.ranks; valid with it: null")
         return self
 
 

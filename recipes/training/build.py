@@ -136,7 +136,7 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
         except Exception as error:  # whatever the user's code raises
             raise RecipeError(
                 f"callbacks: {entry.name} does not take {entry.args}: {type(error).__name__}: "
-                f"{error}; valid: args that {entry.name} takes"
+                f"{error}"
             ) from error
         if not isinstance(callback, Callback):
             raise RecipeError(

@@ -155,7 +155,8 @@ def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
     number = round(fraction * len(train))
     if number < 1:
         raise RecipeError(
-            f"data.holdout: {fraction:.0%} of {len(train)} training images is none; valid: a number"
+            f"data.holdout: {fraction:.0%} of {len(train)} training images is less than one; "
+            "valid: a number of images"
         )
     return number
 

@@ -195,14 +195,11 @@ def begun_metrics(folder: Path) -> Metrics:
         ) from None
     except (OSError, DamagedFileError) as error:
         problem = getattr(error, "strerror", None) or error
-        raise RecipeError(
-            f"RUN: {folder / METRICS} cannot be read: {problem}; valid: a readable file"
-        ) from None
+        raise RecipeError(f"RUN: {folder / METRICS} cannot be read: {problem}") from None
     if not (metrics.train or metrics.val):
         why = "; " + " ".join(metrics.notes) if metrics.notes else " yet"
         raise NoMetricsError(
-            f"RUN: {folder} has no metrics{why}; valid: a run that has reached its first reading, "
-            "log_every"
+            f"RUN: {folder} has no metrics{why}; the first line is written after log_every steps"
         )
     return metrics
 

@@ -214,9 +214,7 @@ def test_another_runs_log_and_a_folder_are_refused(photos, tmp_path):
     (tmp_path / "old.txt").write_text("a run")
     with pytest.raises(RecipeError, match=r"mlperf.log: .*old.txt already exists; valid: a new"):
         make(photos, tmp_path / "run", *KEPT, f"mlperf.log={tmp_path / 'old.txt'}")
-    with pytest.raises(
-        RecipeError, match=r"mlperf.log: .* cannot be written: File exists; valid: a file"
-    ):
+    with pytest.raises(RecipeError, match=r"mlperf.log: .* cannot be written: File exists$"):
         train(photos, tmp_path / "run", *KEPT, f"mlperf.log={tmp_path / 'old.txt' / 'new.txt'}")
     assert (tmp_path / "old.txt").read_text() == "a run"
 

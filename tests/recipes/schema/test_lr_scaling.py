@@ -108,7 +108,7 @@ def test_a_scaled_recipe_is_not_scaled_again(tmp_path):
     assert load(str(path), ["batch_size=512"]).recipe.optimizer.lr == 3.2
 
 
-LR_TOO = "scale: linear derives optimizer.lr, so do not also set it; valid: one of the two"
+LR_TOO = "scale: linear derives optimizer.lr, which cannot be set too; valid: scale=null, or no lr"
 WRONG = {
     "two rates": (["batch_size=512", "optimizer.lr=1", "scale=linear"], LR_TOO),
     "a section of two": (["scale=linear", "optimizer={lr: 1}"], LR_TOO),
@@ -153,7 +153,9 @@ def test_recipes_that_cannot_be_scaled_are_reported_in_one_line(case):
 
 def test_a_recipe_file_with_a_rate_and_a_rule_is_refused(extending):
     path = extending("batch_size: 512\nscale: sqrt\noptimizer: {lr: 3}\n")
-    with pytest.raises(RecipeError, match=r"scale: sqrt derives optimizer.lr, so do not also set"):
+    with pytest.raises(
+        RecipeError, match=r"scale: sqrt derives optimizer.lr, which cannot be set too"
+    ):
         load(path)
 
 
