@@ -73,7 +73,6 @@ def test_recipes_are_listed_and_shown(monkeypatch):
     assert listed(result.output) == sorted(recipe_names())
     first, *_ = result.output.splitlines()
     assert first.startswith("ImageNet ")
-    assert "75.9 % top-1 after 84.5 epochs (83 to 86)" in result.output
     assert re.search(
         r"\ncifar10-b256, -b1024, -b2560, -b4096, -b8192 +LARS, .* 79.0 to 72.0 %", result.output
     )
@@ -91,7 +90,6 @@ def test_the_list_of_recipes_fits_its_terminal(columns, monkeypatch):
     assert max(map(len, lines)) <= columns
     large = [name for name in recipe_names() if name.startswith(("resnet50", "alexnet"))]
     assert {*large} <= {line.split()[0] for line in lines if line}
-    assert len(lines) <= len(recipe_names()) + 2 or columns < 80
     [flagship] = [line for line in lines if line.startswith("resnet50-b65536 ")]
     assert "75.9 %" in flagship
 
