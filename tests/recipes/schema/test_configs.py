@@ -221,34 +221,6 @@ def test_large_batches_are_evaluated_every_few_epochs(name):
     assert (str(recipe.evaluate_every), str(recipe.checkpoint.every)) == expected
 
 
-MUON = [name for name in recipe_names() if load(name).recipe.optimizer.name == "muon"]
-
-
-@pytest.mark.parametrize("name", [name for name in MUON if "airbench" not in name])
-def test_muons_rates_have_one_ratio_in_all_recipes_but_airbenchs(name):
-    options = load(name).recipe.optimizer
-    assert options.args["others"]["lr_scale"] == 1.25
-    same = load("cifar10-muon-b256").recipe.optimizer
-    assert (options.momentum, options.nesterov) == (same.momentum, same.nesterov)
-    forms = [{k: v for k, v in o.args.items() if k != "others"} for o in (options, same)]
-    assert forms[0] == forms[1]
-
-
-def test_the_prediction_for_muon_is_marked_and_is_that_of_the_curve():
-    """E(B) = 34.6 (1 + B / 46,900), fitted to MLPerf's points, which it meets to 6 %."""
-
-    def epochs(batch):
-        return 34.6 * (1 + batch / 46_900)
-
-    for batch, point in POINTS.items():
-        assert epochs(batch) == pytest.approx(sum(point.epochs) / len(point.epochs), rel=0.065)
-    loaded = load("resnet50-muon-b65536")
-    assert loaded.recipe.epochs == round(epochs(65_536))
-    assert "never run" in loaded.head.splitlines()[0]
-    (entry,) = (e for e in catalogue.entries() if e.name == "resnet50-muon-b65536")
-    assert "prediction" in entry.reaches
-
-
 SMALL = [
     "data.source=synthetic",
     "data.train_images=64",
