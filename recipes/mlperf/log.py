@@ -44,13 +44,12 @@ STATUSES = ("cloud", "onprem", "preview", "research")
 _RUN_STOP = '"key": "run_stop"'
 
 
-def log_path(recipe: Recipe, run_dir: Path) -> Path | None:
-    """File of the log; a relative path is in the run folder. None: no log."""
-    return None if recipe.mlperf.log is None else run_dir / recipe.mlperf.log
+#: Name of the log in the run's folder: that of a submission's first result.
+RESULT = "result_0.txt"
 
 
 class MLPerfLog(Callback):
-    """Writes the log of a run whose recipe has ``mlperf.log``, on rank 0.
+    """Writes ``result_0.txt`` of a run with ``track=[mlperf]``, on rank 0.
 
     A run that was stopped is not timed from its start to its end, so it cannot be submitted: the
     log is marked as aborted, and a resumed run leaves it as it is. A run that is restarted before
@@ -82,12 +81,12 @@ class MLPerfLog(Callback):
             raise RecipeError(f"MLPERF_STATUS: no availability {status!r}; valid: {known}")
         if importlib.util.find_spec("mlperf_logging") is None:
             raise RecipeError(
-                "mlperf.log: needs the package mlperf-logging, which is not installed; valid: "
-                "pip install 'largebatch[mlperf]', or mlperf.log=null"
+                "track: mlperf needs the package mlperf-logging, which is not installed; valid: "
+                "pip install 'largebatch[mlperf]', or track without mlperf"
             )
-        path = log_path(recipe, run_dir)
-        if path and path.exists() and recipe.resume.from_ != "latest":
-            raise RecipeError(f"mlperf.log: {path} already exists; valid: a new file for each run")
+        path = run_dir / RESULT
+        if path.exists() and recipe.resume.from_ != "latest":
+            raise RecipeError(f"track: {path} already exists; valid: a new run_dir for each run")
 
     def on_start(self, run: RunContext) -> None:
         """Log what is known before the first image is read.
@@ -96,15 +95,13 @@ class MLPerfLog(Callback):
             RecipeError: The file cannot be written.
         """
         self._run = run
-        path = log_path(run.recipe, run.run_dir)
-        if path is None:
-            return
+        path = run.run_dir / RESULT
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if run.step:
                 self._end_log_of_killed_run(path)
                 run.warn(
-                    "mlperf.log: a resumed run cannot be submitted to the closed division; "
+                    "mlperf: a resumed run cannot be submitted to the closed division; "
                     f"{path} has ended"
                 )
                 return
@@ -112,11 +109,11 @@ class MLPerfLog(Callback):
                 path.rename(_free_name(path))
             self._log = _logger(path, "w")
         except OSError as error:
-            raise RecipeError(f"mlperf.log: {path} cannot be written: {error.strerror}") from error
+            raise RecipeError(f"track: {path} cannot be written: {error.strerror}") from error
         val_images = len(run.val_loader.source) if run.val_loader else 0
         other = departures(run.recipe, len(run.loader.source), val_images)
         if other:
-            run.warn(f"mlperf.log: this run is not the benchmark: {'; '.join(other)}")
+            run.warn(f"mlperf: this run is not the benchmark: {'; '.join(other)}")
         # The trainer clears no caches of the machines, and cannot know who does.
         cleared = os.environ.get("MLPERF_CACHES_CLEARED") == "1"
         self._log.event("cache_clear", cleared, time_ms=self._init_ms)

@@ -133,8 +133,8 @@ def departures(recipe: Recipe, train_images: int, val_images: int) -> list[str]:
 
 def _broken(key: str, value: Any, valid: str) -> RecipeError:
     return RecipeError(
-        f"{key}: {_plain(value)} breaks a rule of MLPerf's closed division, which mlperf.log is "
-        f"for; valid: {valid}, or mlperf.log=null"
+        f"{key}: {_plain(value)} breaks a rule of MLPerf's closed division, which track=mlperf is "
+        f"for; valid: {valid}, or track without mlperf"
     )
 
 

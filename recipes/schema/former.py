@@ -15,16 +15,13 @@ FORMER_KEYS = {
     "data.hw_decoder_load": "it follows from the GPU, as largebatch.pipeline.Loader says",
     "ema.every": "the average is taken at every step",
     "ema.warmup": "the average warms up by itself",
-    "mlperf.cache_cleared": "set, in the environment, MLPERF_CACHES_CLEARED=1",
-    "mlperf.org": "set, in the environment, MLPERF_SUBMISSION_ORG",
-    "mlperf.platform": "set, in the environment, MLPERF_SUBMISSION_PLATFORM",
-    "mlperf.status": "set, in the environment, MLPERF_STATUS",
+    "mlperf": "use track=mlperf, and MLPERF_SUBMISSION_ORG and its like in the environment",
     "optimizer.denominator": "use optimizer.args.denominator",
     "optimizer.eps": "use optimizer.args.eps",
     "optimizer.trust_clip": "use optimizer.args.trust_clip",
-    "profile.memory": "a trace has it",
-    "profile.shapes": "a trace has it",
-    "profile.stacks": "a trace has it",
+    "profile.memory": "use torch.profiler in a callback of your own",
+    "profile.shapes": "use torch.profiler in a callback of your own",
+    "profile.stacks": "use torch.profiler in a callback of your own",
 }
 
 #: LARS's options that moved to ``optimizer.args``, with the defaults at which they need not.

@@ -326,14 +326,6 @@ class Ema(Section):
     )
 
 
-class MLPerf(Section):
-    """The log for MLPerf Training."""
-
-    log: str | None = Field(
-        None, description="Closed-division log to write; a relative path is in the run folder."
-    )
-
-
 class UserCallback(Section):
     """A callback of your own."""
 

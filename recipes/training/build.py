@@ -47,7 +47,7 @@ _ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
 #: imported only where a recipe asks for them.
 _CALLBACKS = {
     "profile": (".watch.profile", "StepProfiler"),
-    "mlperf.log": ("..mlperf.log", "MLPerfLog"),
+    "mlperf": ("..mlperf.log", "MLPerfLog"),
     "tensorboard": (".watch.trackers", "TensorBoard"),
     "wandb": (".watch.trackers", "WandB"),
     "mlflow": (".watch.trackers", "MLflow"),
@@ -122,7 +122,6 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
     """
     own = [
         *(["profile"] if recipe.profile.steps is not None else []),
-        *(["mlperf.log"] if recipe.mlperf.log is not None else []),
         *recipe.track,
     ]
     found: list[tuple[str, Callback]] = [("metrics", MetricsLog())]

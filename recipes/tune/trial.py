@@ -33,7 +33,6 @@ HELD_OUT = 0.1
 PLAIN = (
     *("checkpoint.every=null", "target_accuracy=null", "trust_ratios_every=null"),
     *("gradient_noise_every=null", "ema.decay=null", "track=[]", "callbacks=[]"),
-    "mlperf.log=null",
 )
 
 
