@@ -136,7 +136,10 @@ def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
         (f"callbacks=[{WATCHERS}:SEEN]", f"callbacks: {WATCHERS}:SEEN is of type list; valid: a"),
         (f"callbacks=[{WATCHERS}:not_a_callback]", "makes a object; valid: a subclass of"),
         (f"callbacks=[{WATCHERS}:Fails]", "does not take {}: TypeError: Fails.__init__() missing"),
-        ("track=[tensorbord]", "track.0: input should be 'tensorboard', 'wandb' or 'mlflow', not"),
+        (
+            "track=[tensorbord]",
+            "track.0: input should be 'tensorboard', 'wandb', 'mlflow' or 'mlperf'",
+        ),
         ("track=[wandb,wandb]", "track: wandb, wandb repeats a name; valid: each once"),
         ("model.name=nowhere:net", "model.name: no module 'nowhere' for nowhere:net; valid: a mod"),
         ("model.name=a b:net", "model.name: 'a b:net' is not a dotted path; valid: such as mypkg."),
