@@ -67,7 +67,7 @@ def _ranks_alike(mesh: Any, plan: Plan, topology: Topology) -> Topology:
     sizes = [len(ranks) for ranks in copies]
     if len(set(sizes)) > 1 or sum(sizes) != topology.world_size or len(sizes) == 1 < nodes:
         text = f"mesh: copies of the model on {', '.join(map(str, sizes))} ranks"
-        raise PlanError(f"{text}; valid: several, on as many ranks each, such as those of a node")
+        raise PlanError(f"{text}; valid: one copy per node, on as many ranks each")
     if mesh.device_type == "cuda" and len(copies) > 1:
         check_launch_order_of_fsdp2()
     parts = [topology.among(ranks) for ranks in zip(*copies, strict=True)]

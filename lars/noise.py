@@ -99,7 +99,7 @@ class GradientNoise:
     ) -> None:
         self._parameters = list(dict.fromkeys(params))  # each once
         if not self._parameters:
-            raise ValueError("params is empty; valid: such as model.parameters()")
+            raise ValueError("params is empty; pass parameters, such as model.parameters()")
         if any(layout_of(p) is not None or is_flattened_by_fsdp1(p) for p in self._parameters):
             raise ValueError(
                 "params are sharded over ranks, none of which has the gradient of its own examples;"

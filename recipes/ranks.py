@@ -185,7 +185,7 @@ def _user_chose_threads() -> bool:
 def _several_communicators(recipe: Recipe, local_world_size: int) -> bool:
     """Whether a step may communicate outside of the default group, decided before ranks connect."""
     comm = recipe.comm
-    if recipe.batch_norm.over in ("group", "global") or comm.plan is not None:
+    if recipe.batch_norm.ranks is not None or comm.plan is not None:
         return True
     if comm.algorithm == "auto" and comm.ranks_per_node is None:
         return int(os.environ["WORLD_SIZE"]) > local_world_size

@@ -70,7 +70,7 @@ class Setting:
             found = [override.replace(old, new) for override in found]
         found += [f"batch_size={batch}", f"micro_batch_size={batch}", f"seed={seed}"]
         found += [f"optimizer.lr={lr!r}", f"epochs={epochs!r}"]
-        return found + ["batch_norm.over=ghost", f"batch_norm.images={_GHOSTS}"] * self.ghosts
+        return found + [f"batch_norm.images={_GHOSTS}"] * self.ghosts
 
 
 _MOMENTUM, _STEPS = ("momentum=0.6", "momentum=0.9"), ("ns_steps: 3", "ns_steps: 5")

@@ -71,9 +71,7 @@ def fit_links(measurements: Sequence[Measurement], topology: Topology) -> Fit:
     """
     used = [m for m in measurements if m.rule.chunk_bytes is None and m.rule.wire_dtype is None]
     if not used:
-        raise ValueError(
-            "measurements: nothing to fit; valid: some without chunks and without a wire dtype"
-        )
+        raise ValueError("measurements: nothing to fit, as all have chunks or a wire dtype")
     seconds = np.array([m.median_seconds for m in used])
     traffics = [traffic_of(m.rule, m.size_bytes, topology) for m in used]
     nodes = len(topology.nodes)

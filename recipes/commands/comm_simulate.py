@@ -27,13 +27,9 @@ def comm_simulate(
         typer.Option(
             min=1e-9,
             help="Bus bandwidth between nodes as nccl-tests reports it, in GB/s; default: 80 % of "
-            "the line rate.",
+            "the line rate, which an oversubscribed network does not reach.",
         ),
     ] = None,
-    oversubscription: Annotated[
-        float,
-        typer.Option(min=1, help="Factor by which the network between nodes is oversubscribed."),
-    ] = 1.0,
     fitted: Fitted = None,
     plan: Annotated[
         Path | None,
@@ -69,7 +65,6 @@ def comm_simulate(
             gpus_per_node=gpus_per_node,
             measured=measured,
             bus_gbytes=bus_gbytes,
-            oversubscription=oversubscription,
             images_per_gpu=images_per_gpu,
             fitted=fitted,
         )

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .completion import complete_recipe
 from .launch import torchrun_again
+from .options import complete_recipe
 
 
 def comm_tune(

@@ -10,10 +10,6 @@ import typer
 from .options import Ema, RecipeOfWeights, RunOrWeights, TrustCode
 
 
-def _targets(incomplete: str) -> list[str]:
-    return [name for name in ("timm", "safetensors", "onnx") if name.startswith(incomplete)]
-
-
 def export(
     run: RunOrWeights,
     to: Annotated[
@@ -21,7 +17,6 @@ def export(
         typer.Option(
             metavar="TARGET",
             help="timm, for a model of timm; safetensors or onnx, for any model.",
-            autocompletion=_targets,
         ),
     ],
     out: Annotated[

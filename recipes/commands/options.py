@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from .completion import complete_override, complete_recipe
+from ..schema.names import recipe_names
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """The names of packaged recipes that begin so, and the YAML files of the current folder."""
+    files = map(str, Path().glob("*.y*ml"))
+    return [name for name in (*recipe_names(), *files) if name.startswith(incomplete)]
+
 
 RecipeName = Annotated[
     str,
@@ -23,7 +30,6 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
         help="Values to use in place of the recipe's, such as schedule.warmup=10ep. `largebatch "
         "recipes keys` explains all keys.",
-        autocompletion=complete_override,
     ),
 ]
 RunOrWeights = Annotated[

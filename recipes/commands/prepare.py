@@ -36,7 +36,6 @@ def data_prepare(
             help="digits: 1,797 scans of 32 x 32 pixels, which come with scikit-learn; cifar10; "
             "imagenet: ILSVRC 2012; folder: images of your own.",
             callback=_known,
-            autocompletion=lambda incomplete: [n for n in _OPTIONS if n.startswith(incomplete)],
         ),
     ],
     source: Annotated[

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from .completion import complete_section
 from .options import Overrides, RecipeName
 
 recipes_app = typer.Typer(
@@ -37,43 +36,22 @@ def list_recipes() -> None:
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDE
-    wide = console.width >= 140
     found = entries()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("ImageNet", no_wrap=True)
-    if wide:
-        table.add_column("optimizer", no_wrap=True)
-    for column in ("batch", "lr", "warm-up", "epochs") if wide else ("epochs",):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = Table("ImageNet", box=None, pad_edge=False)
+    table.add_column("epochs", justify="right")
     table.add_column("what it is")
-    table.add_column("to be reached" if wide else "expected top-1", no_wrap=not wide)
-    if wide:
-        table.add_column("trained here")
+    table.add_column("expected top-1", no_wrap=True)
     for entry in found:
-        if not entry.is_imagenet:
-            continue
-        recipe = entry.recipe
-        details = (
-            recipe.optimizer.name,
-            f"{recipe.batch_size:,}",
-            f"{recipe.optimizer.lr:g}",
-            str(recipe.schedule.warmup),
-        )
-        here = entry.is_trained_here
-        short = entry.top1 if here else f"{entry.top1} *"
-        reached = (entry.reaches, "yes" if here else "no") if wide else (short,)
-        name, epochs = entry.name, f"{recipe.epochs:g}"
-        table.add_row(name, *(details if wide else ()), epochs, entry.what, *reached)
+        if entry.is_imagenet:
+            top1 = entry.top1 if entry.is_trained_here else f"{entry.top1} *"
+            table.add_row(entry.name, f"{entry.recipe.epochs:g}", entry.what, top1)
+    table.columns[0].no_wrap = True
     console.print(table)
-    if not wide:
-        console.print("* as published; not trained here")
-    console.print()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("smaller data sets")
-    table.add_column("what they are")
-    table.add_column("top-1, trained here", no_wrap=wide)
+    console.print("* as published; not trained here\n")
+    table = Table("smaller data sets", "what they are", "top-1, trained here", box=None)
+    table.pad_edge = False
     for family in families(entry for entry in found if not entry.is_imagenet):
-        table.add_row(family.names, family.what, family.top1)
+        table.add_row(*family)
     console.print(table)
 
 
@@ -96,7 +74,6 @@ def explain_keys(
         typer.Argument(
             metavar="SECTION",
             help="A section such as optimizer, or a key such as batch_size; all by default.",
-            autocompletion=complete_section,
         ),
     ] = None,
     json_: Annotated[

@@ -8,12 +8,6 @@ from typing import Annotated
 import typer
 
 
-def _sort_keys(incomplete: str) -> list[str]:
-    from .runs_table import SORTS
-
-    return [name for name in SORTS if name.startswith(incomplete)]
-
-
 def runs(
     folder: Annotated[
         Path,
@@ -25,7 +19,6 @@ def runs(
             metavar="KEY",
             help="run, recipe, batch, optimizer, top1, epochs, time, state or changed (when its "
             "metrics were last written); upwards, runs without the value first.",
-            autocompletion=_sort_keys,
         ),
     ] = "run",
     reverse: Annotated[bool, typer.Option("--reverse", help="Sort downwards.")] = False,

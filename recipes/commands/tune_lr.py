@@ -81,7 +81,7 @@ def tune_lr(
         folder = out or Path("tuning") / loaded.name
         span = _range(lr)
         if minutes is not None and runs is not None:
-            raise RecipeError("--runs: not with --minutes; valid: one of them")
+            raise RecipeError("--runs: cannot be combined with --minutes")
         if not started and nproc > 1:
             check(loaded, nproc)
     if started or nproc == 1:

@@ -10,6 +10,10 @@ at the epochs that were read by then, such as 4.041.
 Submitters counted ``lars_opt_learning_rate_decay_steps`` in two ways: from the end of warm-up (as
 the reference point at batch 65,536) or from the start of the run (as that at 13,056). The log
 counts as the recipe does, by ``schedule.decay_from``.
+
+Who submits is of the machine and not of the recipe. It comes from the environment, by the names
+that submitters' own scripts export: ``MLPERF_SUBMISSION_ORG``, ``MLPERF_SUBMISSION_PLATFORM``,
+``MLPERF_STATUS``, and ``MLPERF_CACHES_CLEARED=1`` where the machines' caches were cleared.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
+import os
 import platform
 import re
 import time
@@ -33,16 +38,18 @@ from ..training.callbacks import Callback, RunContext, Status
 from ..training.timeline import learning_rates
 from .rules import TARGET_ACCURACY, check_rules, departures
 
+#: Availabilities of a system, as the division names them; the last is the default.
+STATUSES = ("cloud", "onprem", "preview", "research")
+
 _RUN_STOP = '"key": "run_stop"'
 
 
-def log_path(recipe: Recipe, run_dir: Path) -> Path | None:
-    """File of the log; a relative path is in the run folder. None: no log."""
-    return None if recipe.mlperf.log is None else run_dir / recipe.mlperf.log
+#: Name of the log in the run's folder: that of a submission's first result.
+RESULT = "result_0.txt"
 
 
 class MLPerfLog(Callback):
-    """Writes the log of a run whose recipe has ``mlperf.log``, on rank 0.
+    """Writes ``result_0.txt`` of a run with ``track=[mlperf]``, on rank 0.
 
     A run that was stopped is not timed from its start to its end, so it cannot be submitted: the
     log is marked as aborted, and a resumed run leaves it as it is. A run that is restarted before
@@ -64,27 +71,29 @@ class MLPerfLog(Callback):
         check_rules(recipe)
         if not job.is_main:
             return
+        status = os.environ.get("MLPERF_STATUS") or STATUSES[-1]
+        if status not in STATUSES:
+            known = ", ".join(STATUSES)
+            raise RecipeError(f"MLPERF_STATUS: no availability {status!r}; valid: {known}")
         if importlib.util.find_spec("mlperf_logging") is None:
             raise RecipeError(
-                "mlperf.log: needs the package mlperf-logging, which is not installed; valid: "
-                "pip install 'largebatch[mlperf]', or mlperf.log=null"
+                "track: mlperf needs the package mlperf-logging, which is not installed; valid: "
+                "pip install 'largebatch[mlperf]', or track without mlperf"
             )
-        path = log_path(recipe, run_dir)
-        if path and path.exists() and recipe.resume.from_ != "latest":
-            raise RecipeError(f"mlperf.log: {path} already exists; valid: a new file for each run")
+        path = run_dir / RESULT
+        if path.exists() and recipe.resume.from_ != "latest":
+            raise RecipeError(f"track: {path} already exists; valid: a new run_dir for each run")
 
     def on_start(self, run: RunContext) -> None:
         """Log what is known before the first image is read."""
         self._run = run
-        path = log_path(run.recipe, run.run_dir)
-        if path is None:
-            return
+        path = run.run_dir / RESULT
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if run.step:
                 self._end_log_of_killed_run(path)
                 run.warn(
-                    "mlperf.log: a resumed run cannot be submitted to the closed division; "
+                    "mlperf: a resumed run cannot be submitted to the closed division; "
                     f"{path} has ended"
                 )
                 return
@@ -92,15 +101,14 @@ class MLPerfLog(Callback):
                 path.rename(_free_name(path))
             self._log = _logger(path, "w")
         except OSError as error:
-            raise RecipeError(
-                f"mlperf.log: {path} cannot be written: {error.strerror}; valid: a file"
-            ) from error
+            raise RecipeError(f"track: {path} cannot be written: {error.strerror}") from error
         val_images = len(run.val_loader.source) if run.val_loader else 0
         other = departures(run.recipe, len(run.loader.source), val_images)
         if other:
-            run.warn(f"mlperf.log: this run is not the benchmark: {'; '.join(other)}")
+            run.warn(f"mlperf: this run is not the benchmark: {'; '.join(other)}")
         # The trainer clears no caches of the machines, and cannot know who does.
-        self._log.event("cache_clear", run.recipe.mlperf.cache_cleared, time_ms=self._init_ms)
+        cleared = os.environ.get("MLPERF_CACHES_CLEARED") == "1"
+        self._log.event("cache_clear", cleared, time_ms=self._init_ms)
         self._log.start("init_start", time_ms=self._init_ms)
         for key, value in self._facts(val_images).items():
             self._log.event(key, value)
@@ -171,7 +179,7 @@ class MLPerfLog(Callback):
         bn_span = statistics_images(
             recipe, self._run.model, loader.micro_batch_size, self._run.job.world_size
         )
-        options, schedule, mlperf = recipe.optimizer, recipe.schedule, recipe.mlperf
+        options, schedule = recipe.optimizer, recipe.schedule
         found = learning_rates(recipe, self._run.timeline)
         decay_steps = found.decay_steps
         if schedule.decay_from == "start":
@@ -181,9 +189,10 @@ class MLPerfLog(Callback):
         return {
             "submission_benchmark": "resnet",
             "submission_division": "closed",
-            "submission_org": mlperf.org,
-            "submission_platform": mlperf.platform or _platform(self._run.job),
-            "submission_status": mlperf.status,
+            "submission_org": os.environ.get("MLPERF_SUBMISSION_ORG") or "unstated",
+            "submission_platform": os.environ.get("MLPERF_SUBMISSION_PLATFORM")
+            or _platform(self._run.job),
+            "submission_status": os.environ.get("MLPERF_STATUS") or STATUSES[-1],
             "seed": recipe.seed,
             "global_batch_size": recipe.batch_size,
             "gradient_accumulation_steps": loader.accumulation,
@@ -200,7 +209,7 @@ class MLPerfLog(Callback):
             ),
             "lars_opt_momentum": options.momentum,
             "lars_opt_weight_decay": options.weight_decay,
-            "lars_epsilon": options.eps,
+            "lars_epsilon": options.args.get("eps", 0.0),
             "label_smoothing": recipe.label_smoothing,
         }
 

@@ -58,8 +58,8 @@ def _is_power_of_two(value: float) -> bool:
 
 RULES = (
     Rule("optimizer.name", _one_of("lars"), "lars", "C"),
-    Rule("optimizer.args", lambda args: {*args} <= {"implementation"}, "implementation only", "R"),
-    Rule("optimizer.eps", _one_of(0), "0", "C"),
+    # No eps (C), and neither another denominator nor the clipped trust ratio (R).
+    Rule("optimizer.args", lambda args: {*args} <= {"implementation"}, "implementation only", "C"),
     Rule("optimizer.weight_decay", _is_power_of_two, "1e-4 x 2^N, such as 5e-5 or 2e-4", "C"),
     Rule("optimizer.trust_coefficient", _one_of(1e-3), "0.001", "R"),
     Rule(
@@ -68,8 +68,6 @@ RULES = (
         "mlperf or mlperf-corrected",
         "R",
     ),
-    Rule("optimizer.denominator", _one_of("sum-of-norms"), "sum-of-norms", "R"),
-    Rule("optimizer.trust_clip", _one_of(False), "false", "R"),
     Rule("optimizer.bias_lr_scale", _one_of(1), "1", "R"),
     Rule("optimizer.body_lr_scale", _one_of(1), "1", "R"),
     Rule("optimizer.nesterov", _one_of(False), "false", "R"),
@@ -124,8 +122,8 @@ def departures(recipe: Recipe, train_images: int, val_images: int) -> list[str]:
 
 def _broken(key: str, value: Any, valid: str) -> RecipeError:
     return RecipeError(
-        f"{key}: {_plain(value)} breaks a rule of MLPerf's closed division, which mlperf.log is "
-        f"for; valid: {valid}, or mlperf.log=null"
+        f"{key}: {_plain(value)} breaks a rule of MLPerf's closed division, which track=mlperf is "
+        f"for; valid: {valid}, or track without mlperf"
     )
 
 

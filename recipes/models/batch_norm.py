@@ -24,19 +24,19 @@ from .norm_layers import GhostBatchNorm, SharedBatchNorm, SharedBatchNormOfGpus
 def check_batch_norm(recipe: Recipe, model: nn.Module, phases: Iterable[Phase], ranks: int) -> None:
     """Refuse a ``batch_norm`` that the model as built, the batches or the ranks do not allow."""
     asked, name = recipe.batch_norm, recipe.model.name
-    if asked.over == "micro-batch":
+    if not (asked.images or asked.ranks):
         return
+    key = "batch_norm.images" if asked.images else "batch_norm.ranks"
     layers = _layers(model)
     if not layers:
-        raise RecipeError(f"batch_norm.over: {name} has no batch norm; valid: micro-batch")
+        raise RecipeError(f"{key}: {name} has no batch norm; valid: null")
     for path, layer in layers.items():
         if type(layer) not in (known := _known()):
             raise RecipeError(
-                f"batch_norm.over: {path} of {name} is a {type(layer).__name__}, which does not "
-                f"support {asked.over}; valid: micro-batch, or a model with "
-                f"{', '.join(kind.__name__ for kind in known)}"
+                f"{key}: {path} of {name} is a {type(layer).__name__}, which does not support it; "
+                f"valid: null, or a model with {', '.join(kind.__name__ for kind in known)}"
             )
-    if asked.ranks and ranks % asked.ranks:
+    if ranks % asked.group(ranks):
         raise RecipeError(
             f"batch_norm.ranks: {asked.ranks} does not divide the number of ranks, {ranks}; "
             f"valid: {_divisors(ranks)}"
@@ -60,7 +60,7 @@ def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
     if asked.images:
         for layer in layers.values():
             GhostBatchNorm.put_in_place_of(layer, asked.images)
-    ranks = _ranks_that_share(recipe, job.world_size)
+    ranks = asked.group(job.world_size)
     if ranks > 1:
         timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         kind = SharedBatchNorm if job.device.type == "cpu" else SharedBatchNormOfGpus
@@ -69,11 +69,6 @@ def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
         assert group is not None  # as it has several ranks
         for layer in layers.values():
             kind.put_in_place_of(layer, group)
-
-
-def _ranks_that_share(recipe: Recipe, world_size: int) -> int:
-    asked = recipe.batch_norm
-    return asked.ranks or (world_size if asked.over == "global" else 1)
 
 
 def statistics_images(
@@ -85,8 +80,8 @@ def statistics_images(
     """
     if not _layers(model):
         return None
-    ranks = _ranks_that_share(recipe, world_size)
-    return recipe.batch_norm.images or micro_batch_size * ranks
+    asked = recipe.batch_norm
+    return asked.images or micro_batch_size * asked.group(world_size)
 
 
 def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) -> str:
@@ -94,12 +89,12 @@ def in_words(recipe: Recipe, model: nn.Module, loader: Loader, world_size: int) 
     micros = (phase.micro_batch_size for phase in loader.timeline.phases)
     sizes = (statistics_images(recipe, model, micro, world_size) for micro in micros)
     numbers = list(dict.fromkeys(f"{size:,}" for size in sizes if size))
-    which = {
-        "micro-batch": "",
-        "ghost": " images in slices of a micro-batch",
-        "group": f" images of {recipe.batch_norm.ranks} ranks",
-        "global": f" images of all {world_size} ranks",
-    }[recipe.batch_norm.over]
+    asked, which = recipe.batch_norm, ""
+    if asked.images:
+        which = " images in slices of a micro-batch"
+    elif asked.ranks:
+        ranks = f"all {world_size}" if asked.ranks == "all" else asked.ranks
+        which = f" images of {ranks} ranks"
     return f"batch norm over {', then '.join(numbers)}{which}" if numbers else ""
 
 

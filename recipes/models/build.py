@@ -34,14 +34,14 @@ def build_model(recipe: Model, classes: int) -> nn.Module:
     Raises:
         RecipeError: There is no such model, or it does not take its arguments.
     """
-    make, maker = _maker(recipe.name)
+    make = _maker(recipe.name)
     args: dict[str, Any] = {"num_classes": classes, **recipe.args}
     try:
         model = make(**args)
     except Exception as error:  # of any kind: models check few of their arguments
         raise RecipeError(
             f"model.args: {recipe.name} does not take {recipe.args}: "
-            f"{type(error).__name__}: {error}; valid: what {maker} takes"
+            f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
         raise RecipeError(
@@ -56,12 +56,12 @@ def build_model(recipe: Model, classes: int) -> nn.Module:
     return model
 
 
-def _maker(name: str) -> tuple[Callable[..., Any], str]:
-    """The function that makes a model, and its name for messages."""
+def _maker(name: str) -> Callable[..., Any]:
+    """The function that makes a model."""
     if is_dotted_path(name):
-        return resolve(name, "model.name"), name
+        return resolve(name, "model.name")
     if name in OWN_MODELS:
-        return OWN_MODELS[name], OWN_MODELS[name].__name__
+        return OWN_MODELS[name]
     import timm
 
     if not timm.is_model(name):
@@ -71,7 +71,7 @@ def _maker(name: str) -> tuple[Callable[..., Any], str]:
             f"{but_valid(name, known)}: {', '.join(OWN_MODELS)}, one of timm.list_models(), or a "
             "dotted path such as mypkg.module:factory"
         )
-    return partial(_of_timm, name), "timm.create_model"
+    return partial(_of_timm, name)
 
 
 def _of_timm(name: str, **args: Any) -> nn.Module:

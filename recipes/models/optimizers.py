@@ -142,10 +142,12 @@ def _made(
         if isinstance(error, ValueError) and make in (LARS, Muon):  # it says what is valid
             raise RecipeError(f"optimizer.args: {error}") from error
         ours = entry.name.lower()
-        hint = f", or optimizer.name={ours}" if ours in OPTIMIZERS and ours != entry.name else ""
+        hint = (
+            f"; valid: optimizer.name={ours}" if ours in OPTIMIZERS and ours != entry.name else ""
+        )
         raise RecipeError(
             f"optimizer.args: {name} does not take lr={lr:g} and {args}: "
-            f"{type(error).__name__}: {error}; valid: what {name} takes{hint}"
+            f"{type(error).__name__}: {error}{hint}"
         ) from error
     if not isinstance(optimizer, Optimizer):
         raise RecipeError(

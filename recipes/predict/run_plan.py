@@ -333,8 +333,7 @@ def _statistics(recipe: Recipe, model: nn.Module, timeline: Timeline, gpus: int)
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return None
     asked = recipe.batch_norm
-    ranks = {"group": asked.ranks or 1, "global": gpus}.get(asked.over, 1)
-    return asked.images or ranks * timeline.phases[0].micro_batch_size
+    return asked.images or asked.group(gpus) * timeline.phases[0].micro_batch_size
 
 
 def _data(recipe: Recipe) -> tuple[int, int, str]:

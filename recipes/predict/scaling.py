@@ -128,7 +128,6 @@ def setting(
     measured: str | None = None,
     images_per_gpu: int | None = None,
     bus_gbytes: float | None = None,
-    oversubscription: float = 1.0,
     fitted: Path | None = None,
     alone: bool = False,
 ) -> Setting:
@@ -136,8 +135,8 @@ def setting(
 
     ``images_per_gpu`` is the recipe's ``micro_batch_size`` by default, the nodes and links are
     those of the GPU preset, and ``fitted`` is a file of ``largebatch comm tune`` in place of links.
-    ``bus_gbytes`` is the bus bandwidth between nodes in 10^9 bytes per second, and
-    ``oversubscription`` the factor of the network there. Single GPUs ``alone`` need no links.
+    ``bus_gbytes`` is the bus bandwidth between nodes in 10^9 bytes per second. Single GPUs
+    ``alone`` need no links.
 
     Raises:
         RecipeError: options are unknown, exclude each other, or are missing.
@@ -151,9 +150,7 @@ def setting(
         )
     speed = find_speed(recipe, gpu, measured)
     profile = _profile(recipe, speed.step.seconds(images))
-    tuned, nccl, sources = (
-        (None, None, ()) if alone else _links(preset, links, bus_gbytes, oversubscription, fitted)
-    )
+    tuned, nccl, sources = (None, None, ()) if alone else _links(preset, links, bus_gbytes, fitted)
     title = f"{recipe.model.name}, {images} images per GPU"
     return Setting(
         f"{title} on {gpu}" if gpu else title,
@@ -203,12 +200,11 @@ def _links(
     preset: Gpu | None,
     named: str | None,
     bus_gbytes: float | None,
-    oversubscription: float,
     fitted: Path | None,
 ) -> tuple[Links | None, Nccl | None, tuple[str, ...]]:
     """The links that were fitted, or as NCCL sees them, and a line for each number."""
     if fitted is not None:
-        if named is not None or bus_gbytes is not None or oversubscription != 1:
+        if named is not None or bus_gbytes is not None:
             raise RecipeError(
                 "--fitted: given together with other options on links; valid: without them"
             )
@@ -230,7 +226,6 @@ def _links(
         between,
         nvlink=names[0].startswith("nvlink"),
         nics=inter.nics,
-        oversubscription=oversubscription,
         tree_gbytes=preset.tree_gbytes if preset else Nccl.tree_gbytes,
     )
     return (
@@ -240,8 +235,7 @@ def _links(
             f"links inside a node: {intra.gbit:g} Gbit/s ({intra.source}), "
             f"{intra.bus_gbytes:.4g} GB/s bus bandwidth ([S] NCCL's own)",
             f"links between nodes: {inter.gbit:g} Gbit/s ({inter.source}), {between:.4g} GB/s bus "
-            f"bandwidth ({share})"
-            + (f", oversubscribed by {oversubscription:g}" if oversubscription != 1 else ""),
+            f"bandwidth ({share})",
             f"messages: NCCL's own model of rings and trees [S], {1e6 * nccl.host_seconds:g} us "
             "per call on the host (assumed)",
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
 
@@ -35,21 +35,15 @@ from .types import (
 ALTERNATING = "alternating"
 
 
-def _number_or(word: str, what: str) -> Any:
-    """The type of a number from 0 to 1, or ``word``; ``what`` names the number in errors."""
-
-    def check(value: Any) -> Any:
-        if value == word:
-            return value
-        try:
-            if not isinstance(value, bool) and 0 <= float(value) <= 1:
-                return float(value)
-        except (TypeError, ValueError):
-            pass
-        raise ValueError(f"must be a {what} from 0 to 1, or {word}")
-
-    in_file = Share | one_of(word)
-    return Annotated[float | one_of(word), BeforeValidator(check, json_schema_input_type=in_file)]
+def _flip(value: Any) -> Any:
+    if value == ALTERNATING:
+        return value
+    try:
+        if not isinstance(value, bool) and 0 <= float(value) <= 1:
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"must be a probability from 0 to 1, or {ALTERNATING}")
 
 
 class Data(Section):
@@ -107,12 +101,6 @@ class Data(Section):
         description="Number of micro-batches decoded ahead of use. Default: 2, or 4 with DALI on a "
         "GPU of compute capability 9.0 or higher.",
     )
-    hw_decoder_load: _number_or("auto", "share") = Field(  # type: ignore[valid-type]
-        "auto",
-        description="Share of the JPEG images that the GPU's hardware decoder is given, of those "
-        "that DALI decodes on the GPU; auto: 0.95 from compute capability 9.0 (Hopper) on, below "
-        "it DALI's default of 0.65.",
-    )
     on_error: one_of(*ON_ERROR) = Field(  # type: ignore[valid-type]
         "stop",
         description="What to do about an unusable image: stop, or skip it and list it in the run "
@@ -156,7 +144,10 @@ class Data(Section):
         description="Random crop of training images: smallest and largest ratio of width to "
         "height.",
     )
-    flip: _number_or(ALTERNATING, "probability") = Field(  # type: ignore[valid-type]
+    flip: Annotated[
+        float | Literal["alternating"],
+        BeforeValidator(_flip, json_schema_input_type=Share | Literal["alternating"]),
+    ] = Field(
         0.5,
         description="Probability of a horizontal flip in training. alternating: half of the images "
         "in even epochs, the others in odd ones.",

@@ -81,7 +81,4 @@ def resolve(path: str, key: str) -> Callable[..., Any]:
 
 
 def _not_importable(key: str, module: str, error: Exception) -> RecipeError:
-    return RecipeError(
-        f"{key}: {module} cannot be imported: {type(error).__name__}: {error}; valid: a module "
-        "that Python can import"
-    )
+    return RecipeError(f"{key}: {module} cannot be imported: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Write the JSON schema of a recipe, for editors and for the completion of keys.
+"""Write the JSON schema of a recipe, for editors and for ``largebatch recipes keys``.
 
     python -m largebatch.recipes.schema.json_schema
 

@@ -1,6 +1,6 @@
 """The keys of a recipe: type, default and meaning, read from the packaged JSON schema.
 
-Imports nothing heavy: the command line completes keys with it.
+Imports nothing heavy: the command line explains keys with it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ class Key:
         name: Full name as in an override, such as ``optimizer.lr``; keys of the entries of a list
             are named as ``stages[].lr``.
         type: Type in words.
-        values: Values that complete it: names, examples, ``true`` and ``false``, and ``null``.
         default: Default as an override gives it, None if the key is required.
         meaning: What the key does, in one or several sentences.
     """
 
     name: str
     type: str
-    values: tuple[str, ...]
     default: str | None
     meaning: str
 
@@ -77,7 +75,6 @@ def _keys(node: dict[str, Any], prefix: str) -> Iterator[Key]:
             yield Key(
                 name=prefix + name,
                 type=_type(key),
-                values=tuple(dict.fromkeys(_values(key))),
                 default=_default(key["default"]) if "default" in key else None,
                 meaning=key["description"],
             )
@@ -145,14 +142,3 @@ def _default(value: Any) -> str:
 def _names(node: dict[str, Any]) -> list[str]:
     """The names that a key takes, if it takes only some."""
     return [str(name) for name in node.get("enum", [node["const"]] if "const" in node else [])]
-
-
-def _values(node: dict[str, Any]) -> Iterator[str]:
-    if node.get("type") == "boolean":
-        yield from ("true", "false")
-    elif node.get("type") == "null":
-        yield "null"
-    for inner in node.get("anyOf", ()):
-        yield from _values(inner)
-    yield from _names(node)
-    yield from node.get("examples", ())

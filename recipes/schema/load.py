@@ -20,6 +20,7 @@ from ..errors import RecipeError, but_valid
 from ..files import DamagedFileError, parse_yaml, read_text
 from ..published import with_normalization
 from .explain import explain
+from .former import without_former_keys
 from .lr_scaling import scaled, settled
 from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
@@ -184,18 +185,12 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
     if _ran_as(path):  # a run's, by an earlier version
-        content = _without_former_keys(content)
+        content = without_former_keys(content)
     base = content.pop("extends", None)
     if base is None:
         return [content]
     return [*_levels(_find(str(base), path.parent), chain), content]
 
-
-#: Keys, and values, of earlier versions, which the recipes of their runs still hold.
-FORMER_KEYS = (
-    *("cuda_graph", "ema.every", "ema.warmup"),
-    *("profile.memory", "profile.shapes", "profile.stacks", "batch_norm.over=rank"),
-)
 
 #: What YAML 1.1 makes of text, and YAML 1.2 does not or in another form.
 _REPLACED = ("timestamp", "int", "float")
@@ -239,15 +234,6 @@ _Loader.add_implicit_resolver(
     ),
     _START,
 )
-
-
-def _without_former_keys(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The content of a run's recipe of an earlier version, without the keys that went."""
-    return {
-        key: _without_former_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else value
-        for key, value in content.items()
-        if not {f"{prefix}{key}", f"{prefix}{key}={value}"} & {*FORMER_KEYS}
-    }
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

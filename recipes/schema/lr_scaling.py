@@ -58,7 +58,8 @@ def scaled(
         if level.get("scale") is None:
             return content, ()
         raise RecipeError(
-            f"scale: {rule} derives optimizer.lr, so do not also set it; valid: one of the two"
+            f"scale: {rule} derives optimizer.lr, which cannot be set too; valid: scale=null, or "
+            "no lr"
         )
     old, new = _number(base.get("batch_size")), _number(content.get("batch_size"))
     lr = _number(_get(base, "optimizer", "lr"))

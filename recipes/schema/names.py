@@ -1,6 +1,6 @@
 """The recipes that come with the package: their folder and their names.
 
-Imports nothing heavy, so that names can be completed at once.
+Imports nothing heavy, so that the command line has the names at once.
 """
 
 from __future__ import annotations

@@ -154,10 +154,7 @@ OPTIMIZERS = {
             "lars",
             "LARS (You et al. 2017), largebatch.lars.LARS",
             _lars,
-            keys=(
-                *("momentum", "nesterov", "trust_coefficient", "eps", "dialect", "denominator"),
-                "trust_clip",
-            ),
+            keys=("momentum", "nesterov", "trust_coefficient", "dialect"),
             adapts=True,
             masters=True,
             unscales=True,
@@ -292,7 +289,7 @@ def of_others(name: str, keys: Iterable[str]) -> tuple[str, ...]:
 
     Args:
         name: A valid ``optimizer.name``.
-        keys: Keys as overrides name them, such as ``optimizer.eps``.
+        keys: Keys as overrides name them, such as ``optimizer.dialect``.
     """
     others = {f"optimizer.{key}" for entry in OPTIMIZERS.values() for key in entry.own_keys}
     others -= {f"optimizer.{key}" for key in entry_of(name).own_keys}

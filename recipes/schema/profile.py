@@ -32,7 +32,6 @@ class Profile(Section):
         None,
         description="Steps to record, from the first to the last: 10..15, or 10 for one; null: "
         "none. Steps count from 1. The files are in the run's folder profile.",
-        examples=["10..15"],
     )
     ranks: (
         Literal["all"] | Annotated[tuple[Annotated[Int, Field(ge=0)], ...], Field(min_length=1)]

@@ -22,7 +22,6 @@ from .sections import (
     Comm,
     Ema,
     Init,
-    MLPerf,
     Model,
     Optimizer,
     Resume,
@@ -65,7 +64,7 @@ def _compile(value: Any) -> Any:
 _PrecisionName = one_of("auto", *PRECISION_NAMES, *OPT_LEVELS)
 _LossScale = Positive | one_of(*LOSS_SCALES)
 _ResumeForm = Resume | bool | str | None
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "mlperf"]
 #: What ``callbacks`` takes in a file, for the JSON schema.
 _CallbacksForm = str | UserCallback | tuple[str | UserCallback, ...]
 
@@ -183,12 +182,15 @@ class Recipe(Section):
     )
     checkpoint: Checkpoint = Checkpoint()
     profile: Profile = Profile()
-    mlperf: MLPerf = MLPerf()
     track: Annotated[
         tuple[Tracker, ...],
         BeforeValidator(_listed, json_schema_input_type=Tracker | tuple[Tracker, ...]),
         AfterValidator(_distinct),
-    ] = Field(("tensorboard",), description="Experiment trackers that get the metrics; []: none.")
+    ] = Field(
+        ("tensorboard",),
+        description="Experiment trackers that get the metrics; mlperf writes the log of MLPerf "
+        "Training's closed division, result_0.txt; []: none.",
+    )
     callbacks: Annotated[
         tuple[UserCallback, ...],
         BeforeValidator(expand_callbacks, json_schema_input_type=_CallbacksForm),

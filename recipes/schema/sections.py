@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...comm import ALGORITHM_NAMES
-from ...lars import DECAY_FROM, DENOMINATORS, DIALECT_NAMES, WARMUP_SHAPES, Span
+from ...lars import DECAY_FROM, DIALECT_NAMES, WARMUP_SHAPES, Span
 from .dotted_path import DottedPath, NameOrPath
 from .optimizers import OPTIMIZERS, known, set_elsewhere, users
 from .types import (
@@ -32,9 +32,9 @@ class Model(Section):
     """The network."""
 
     name: NameOrPath = Field(
-        description="Model of timm, airbench, alexnet_bn, resnet50_blurpool, resnet9, or a dotted "
-        "path, such as mypkg.module:factory, of what is called with num_classes and args.",
-        examples=["resnet50", "resnet9", "alexnet_bn"],
+        description="Model of timm, airbench, alexnet_bn, resnet50_blurpool, resnet9, or the "
+        "dotted path of a factory, such as mypkg.module:factory, which is called with num_classes "
+        "and args.",
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")
     zero_init_last_norm: bool = Field(
@@ -51,33 +51,37 @@ class Model(Section):
         return self
 
 
-class BatchNorm(Section):
-    """Which images share the statistics of batch norm."""
+def _ranks(value: Any) -> Any:
+    if value in (None, "all") or (type(value) is int and value > 0):
+        return value
+    raise ValueError("must be a number of ranks, or all")
 
-    over: Literal["micro-batch", "ghost", "group", "global"] = Field(
-        "micro-batch",
-        description="Images that share batch statistics. micro-batch: one forward pass of a rank; "
-        "ghost: slices of a micro-batch; group: the micro-batches of a group of ranks; global: the "
-        "micro-batches of all ranks.",
-    )
+
+class BatchNorm(Section):
+    """Which images share the statistics of batch norm; by default those of a micro-batch."""
+
     images: PositiveInt | None = Field(
         None,
-        description="With over: ghost: number of images per slice, a divisor of the micro-batch.",
+        description="Ghost batch norm: statistics of slices of this many images, a divisor of the "
+        "micro-batch.",
     )
-    ranks: PositiveInt | None = Field(
+    ranks: Annotated[
+        int | Literal["all"] | None,
+        BeforeValidator(_ranks, json_schema_input_type=PositiveInt | Literal["all"] | None),
+    ] = Field(
         None,
-        description="With over: group: number of consecutive ranks per group, a divisor of the "
-        "number of ranks.",
+        description="Synchronized batch norm: statistics over the micro-batches of this many "
+        "consecutive ranks, a divisor of the number of ranks, or of all ranks.",
     )
+
+    def group(self, world_size: int) -> int:
+        """Number of ranks that share statistics, of ``world_size``."""
+        return world_size if self.ranks == "all" else self.ranks or 1
 
     @model_validator(mode="after")
     def _check(self) -> BatchNorm:
-        for key, over in (("images", "ghost"), ("ranks", "group")):
-            given = getattr(self, key) is not None
-            if given and self.over != over:
-                raise wrong(key, f"only for over {over}; valid with over {self.over}: null")
-            if not given and self.over == over:
-                raise wrong(key, f"needed for over {over}; valid: a number of {key}, such as 8")
+        if self.images and self.ranks:
+            raise wrong("images", "cannot be combined with batch_norm.ranks; valid with it: null")
         return self
 
 
@@ -89,7 +93,6 @@ class Optimizer(Section):
         description=f"Optimizer: {', '.join(OPTIMIZERS)}, a class of torch.optim such as "
         "Adafactor, or the dotted path of a factory, such as mypkg.module:factory, which is "
         "called with parameter groups, lr and args.",
-        examples=[*OPTIMIZERS, "Adafactor"],
     )
     lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
     body_lr_scale: NotNegative = Field(
@@ -121,16 +124,14 @@ class Optimizer(Section):
     )
     args: dict[str, Any] = Field(
         {},
-        description="Keyword arguments of the optimizer without a key of their own, such as betas. "
-        "A recipe or override that names another optimizer drops them.",
+        description="Keyword arguments of the optimizer without a key of their own: betas of "
+        "adamw; eps, denominator and trust_clip of lars. A recipe or override that names another "
+        "optimizer drops them.",
     )
     trust_coefficient: Positive = Field(
         1e-3,
         description=f"For {users('trust_coefficient')}: factor of the trust ratio (eta in You et "
         "al. 2017); with muon only where adjust_lr_fn is trust_ratio, or rule is lars.",
-    )
-    eps: NotNegative = Field(
-        0.0, description=f"For {users('eps')}: added to the denominator of the trust ratio."
     )
     dialect: one_of(*DIALECT_NAMES) = Field(  # type: ignore[valid-type]
         "mlperf",
@@ -138,18 +139,6 @@ class Optimizer(Section):
         "the momentum buffer; mlperf-corrected: the same with momentum correction (Goyal et al. "
         "2017, remark 2); torch, larc and simclr-popular: outside the buffer, as in SGD, where no "
         "correction is needed; in simclr-popular the trust ratio is that of the momentum.",
-    )
-    denominator: one_of(*DENOMINATORS) = Field(  # type: ignore[valid-type]
-        "sum-of-norms",
-        description=f"For {users('denominator')}: denominator of the trust ratio, with the "
-        "gradient g, the weight w and the weight decay. sum-of-norms: ||g|| + weight decay x "
-        "||w||; norm-of-sum: the norm of g + weight decay x w, as in self-supervised learning and "
-        "optax.",
-    )
-    trust_clip: bool = Field(
-        False,
-        description=f"For {users('trust_clip')}: let a tensor that adapts take the smaller of its "
-        "trust ratio and the learning rate, in place of their product.",
     )
     decay_bias_and_norm: bool = Field(
         False, description="Apply weight decay to biases and norm layers too."
@@ -335,26 +324,6 @@ class Ema(Section):
         None,
         description="Weight of the old average at each step, at most (1 + n) / (10 + n) at step n; "
         "null: no average.",
-    )
-
-
-class MLPerf(Section):
-    """The log for MLPerf Training."""
-
-    log: str | None = Field(
-        None, description="Closed-division log to write; a relative path is in the run folder."
-    )
-    org: str = Field("unstated", min_length=1, description="Organization that submits.")
-    platform: str | None = Field(
-        None, min_length=1, description="System that ran. Default: a description of the machines."
-    )
-    status: Literal["cloud", "onprem", "preview", "research"] = Field(
-        "research", description="Availability of the system."
-    )
-    cache_cleared: bool = Field(
-        False,
-        description="State that the caches of the machines were cleared before the start; the "
-        "trainer does not clear them.",
     )
 
 

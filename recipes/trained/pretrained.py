@@ -41,7 +41,7 @@ def open_weights(
     if recipe is not None or ema:
         raise RecipeError(
             f"{'--ema' if ema else '--recipe'}: not for {path}, which has settings and weights of "
-            "its own; valid: neither"
+            "its own"
         )
     return _published(str(path).removeprefix(TIMM), overrides)
 

@@ -48,7 +48,7 @@ _ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
 #: imported only where a recipe asks for them.
 _CALLBACKS = {
     "profile": (".watch.profile", "StepProfiler"),
-    "mlperf.log": ("..mlperf.log", "MLPerfLog"),
+    "mlperf": ("..mlperf.log", "MLPerfLog"),
     "tensorboard": (".watch.trackers", "TensorBoard"),
     "wandb": (".watch.trackers", "WandB"),
     "mlflow": (".watch.trackers", "MLflow"),
@@ -104,7 +104,6 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
     """
     own = [
         *(["profile"] if recipe.profile.steps is not None else []),
-        *(["mlperf.log"] if recipe.mlperf.log is not None else []),
         *recipe.track,
     ]
     found: list[tuple[str, Callback]] = [("metrics", MetricsLog())]
@@ -118,7 +117,7 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
         except Exception as error:  # whatever the user's code raises
             raise RecipeError(
                 f"callbacks: {entry.name} does not take {entry.args}: {type(error).__name__}: "
-                f"{error}; valid: args that {entry.name} takes"
+                f"{error}"
             ) from error
         if not isinstance(callback, Callback):
             raise RecipeError(

@@ -117,7 +117,6 @@ def build_loader(
         backend=data.backend,
         threads=data.threads,
         prefetch=data.prefetch,
-        hw_decoder_load=None if data.hw_decoder_load == "auto" else data.hw_decoder_load,
         dtype=torch.float16 if half else torch.float32,
         memory_format=device_settings(recipe, job.device).memory_format,
         on_error=data.on_error,

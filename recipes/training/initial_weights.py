@@ -159,7 +159,7 @@ def start_from_images(
     if count is None:
         if getattr(model, "needs_images", False):
             raise RecipeError(
-                f"init.images: {name} sets weights from training images; valid: a number of them, "
+                f"init.images: {name} sets weights from training images; valid: their number, "
                 f"such as {min(5000, len(source))}"
             )
         return None

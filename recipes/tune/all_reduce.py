@@ -90,9 +90,7 @@ class Options:
                 "folder"
             )
         if (self.recipe is None) != (self.images_per_second is None):
-            raise RecipeError(
-                "--recipe: must be given together with --images-per-second; valid: both, or neither"
-            )
+            raise RecipeError("--recipe: must be given together with --images-per-second")
         if "RANK" in os.environ:
             world_size = int(os.environ["WORLD_SIZE"])
             if world_size < 2:

@@ -33,7 +33,6 @@ HELD_OUT = 0.1
 PLAIN = (
     *("checkpoint.every=null", "target_accuracy=null", "trust_ratios_every=null"),
     *("gradient_noise_every=null", "ema.decay=null", "track=[]", "callbacks=[]"),
-    "mlperf.log=null",
 )
 
 
@@ -155,7 +154,8 @@ def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
     number = round(fraction * len(train))
     if number < 1:
         raise RecipeError(
-            f"data.holdout: {fraction:.0%} of {len(train)} training images is none; valid: a number"
+            f"data.holdout: {fraction:.0%} of {len(train)} training images is less than one; "
+            "valid: a number of images"
         )
     return number
 

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from largebatch.recipes.mlperf.log import log_path
+from largebatch.recipes.mlperf.log import RESULT
 from largebatch.recipes.schema.load import load
 from tests.examples.pytorchjob import SCHEMA
 from tests.ranks import free_ports
@@ -56,7 +56,7 @@ SMALL = [
     "evaluate_every=4ep",
     "precision=fp32",
     "device=cpu",
-    "mlperf.log=result_0.txt",
+    "track=mlperf",
 ]
 
 
@@ -113,7 +113,7 @@ def test_the_script_trains_on_two_nodes(tmp_path):
     assert "--numa-binding=node" in command
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["world_size"], summary["micro_batch_size"]) == (2, 4)
-    log = log_path(load("resnet50-b65536", SMALL).recipe, run)
+    log = run / RESULT
     events = [json.loads(x.removeprefix(":::MLLOG ")) for x in log.read_text().splitlines()]
     values = {event["key"]: event["value"] for event in events}
     assert len([e for e in events if e["key"] == "run_start"]) == 1  # only one rank writes

@@ -65,7 +65,7 @@ def test_the_omp_num_threads_set_by_torchrun_is_not_the_users_choice(monkeypatch
         (["comm.algorithm=auto"], 16, None, "1"),
         (["comm.algorithm=auto"], 8, None, None),  # one node
         (["comm.algorithm=auto", "comm.ranks_per_node=4"], 8, None, "1"),
-        (["comm.algorithm=ring", "batch_norm.over=global"], 8, None, "1"),
+        (["comm.algorithm=ring", "batch_norm.ranks=all"], 8, None, "1"),
     ],
     ids=str,
 )

@@ -170,8 +170,7 @@ def begun_metrics(folder: Path) -> Metrics:
     if not (metrics.train or metrics.val):
         why = "; " + " ".join(metrics.notes) if metrics.notes else " yet"
         raise NoMetricsError(
-            f"RUN: {folder} has no metrics{why}; valid: a run that has reached its first reading, "
-            "log_every"
+            f"RUN: {folder} has no metrics{why}; the first line is written after log_every steps"
         )
     return metrics
 

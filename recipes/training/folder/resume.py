@@ -77,7 +77,7 @@ def move_to(
         end = "it reached target_accuracy" if reached else f"the run ends at step {last_step}"
         raise RecipeError(
             f"resume.from: nothing is left to train: {path} is at step {saved['step']}, and {end}; "
-            "valid: an earlier checkpoint, or a longer run"
+            "resume from an earlier checkpoint, or lengthen the run (epochs, stop_after)"
         )
     return changes
 

@@ -152,9 +152,7 @@ class Base:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / RECIPE).write_text(f"{head}\n{dump(self.recipe)}")
         except OSError as error:
-            raise RecipeError(
-                f"--out: cannot write into {self.out}: {error.strerror}; valid: a folder"
-            ) from None
+            raise RecipeError(f"--out: cannot write into {self.out}: {error.strerror}") from None
 
     def overrides(self, batch_size: int, epochs: float, seed: int) -> list[str]:
         """Overrides of the written recipe that make it a run."""

@@ -139,8 +139,8 @@ def fit_losses(
     freedom = len(usable) - degree - 2
     if freedom < 1:
         raise RecipeError(
-            f"--epochs: {len(usable)} runs do not determine {degree + 2} values; valid: more "
-            "lengths or batches"
+            f"--epochs: {len(usable)} runs do not determine {degree + 2} values; give "
+            "more lengths (--epochs) or batches (--batches)"
         )
 
     def residuals(critical: NDArray[np.float64]) -> NDArray[np.float64]:

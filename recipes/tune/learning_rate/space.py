@@ -51,7 +51,9 @@ def space_of(recipe: Recipe, timeline: Timeline, lr: tuple[float, float] | None)
     least, own = lowest_peak(recipe), recipe.optimizer.lr
     if lr is None:
         if own == 0:
-            raise RecipeError("optimizer.lr: 0 gives no range of rates; valid: a range by --lr")
+            raise RecipeError(
+                "optimizer.lr: 0 gives no range of rates; give one with --lr LOW,HIGH"
+            )
         lr = max(rounded(own / REACH), least), max(rounded(own * REACH), 2 * least)
     elif not (0 < lr[0] < lr[1] < math.inf):
         raise RecipeError(

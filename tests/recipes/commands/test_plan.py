@@ -66,7 +66,7 @@ def test_json_has_every_number(folder):
             ("--measured", "128:9"),
             "--links: missing; valid: INTRA+INTER, such as nvlink4+ndr-x8, or",
         ),
-        ((*OWN, "batch_norm={over: group, ranks: 3}"), "batch_norm.ranks: 3 does not divide"),
+        ((*OWN, "batch_norm.ranks=3"), "batch_norm.ranks: 3 does not divide"),
         ((*OWN, "--fitted", "none.json"), "--fitted: given together with other options on links"),
         ((*OWN, "comm.plan=none.json"), "plan none.json: No such file"),
     ],

@@ -40,7 +40,7 @@ def test_a_search_ends_with_a_picture_and_a_recipe(photos, tmp_path):
         (["--lr", "2..1"], "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"),
         (["--lr", "2"], "--lr: '2' is not a range; valid: LOW..HIGH, such as 0.1..10"),
         (["--lr", "a..b"], "--lr: 'a..b' is not a range; valid: LOW..HIGH, such as 0.1..10"),
-        (["--runs", "1", "--minutes", "1"], "--runs: not with --minutes; valid: one of them"),
+        (["--runs", "1", "--minutes", "1"], "--runs: cannot be combined with --minutes"),
         (["--runs", "5"], "--runs: 5 is too little: the shortest trial takes about 1 runs, and"),
     ],
 )

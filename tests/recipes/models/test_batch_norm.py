@@ -33,7 +33,7 @@ def recipe(*overrides):
 
 # --- whole runs ------------------------------------------------------------------------------
 
-GLOBAL = ("batch_norm.over=global", "micro_batch_size=8")
+GLOBAL = ("batch_norm.ranks=all", "micro_batch_size=8")
 
 
 def runs_on_ranks(root, folder):
@@ -110,7 +110,7 @@ def test_slices_in_one_process_equal_the_ranks_of_a_larger_machine(
     photos, on_ranks, whole, tmp_path
 ):
     """This includes the running statistics, as they are averaged over ranks for evaluation."""
-    keys = ("micro_batch_size=16", "batch_norm.over=ghost", "batch_norm.images=8")
+    keys = ("micro_batch_size=16", "batch_norm.images=8")
     with double_precision():
         found = train(photos, tmp_path, *keys)
     theirs = on_ranks[0]["weights"]["micro-batch"]
@@ -121,15 +121,15 @@ def test_images_that_share_statistics_are_counted(on_ranks):
     assert on_ranks[0]["summary"] == {"global": 16, "resumed": 16, "micro-batch": 8}
     model = nn.BatchNorm2d(3)
     for overrides, said in (
-        (["over=micro-batch"], "batch norm over 8, then 4"),
-        (["over=ghost", "images=2"], "batch norm over 2 images in slices of a micro-batch"),
-        (["over=group", "ranks=2"], "batch norm over 16, then 8 images of 2 ranks"),
-        (["over=global"], "batch norm over 32, then 16 images of all 4 ranks"),
+        ([], "batch norm over 8, then 4"),
+        (["images=2"], "batch norm over 2 images in slices of a micro-batch"),
+        (["ranks=2"], "batch norm over 16, then 8 images of 2 ranks"),
+        (["ranks=all"], "batch norm over 32, then 16 images of all 4 ranks"),
     ):
         phases = [Phase(0, 32, 32, micro) for micro in (8, 4)]
         loader = SimpleNamespace(timeline=SimpleNamespace(phases=phases))
         assert in_words(recipe(*overrides), model, loader, 4) == said
-    assert in_words(recipe("over=micro-batch"), nn.Linear(1, 1), loader, 4) == ""
+    assert in_words(recipe(), nn.Linear(1, 1), loader, 4) == ""
 
 
 # --- refused settings ------------------------------------------------------------------------
@@ -138,12 +138,10 @@ def test_images_that_share_statistics_are_counted(on_ranks):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["over=ranks"], "batch_norm.over: .*ghost"),
-        (["over=ghost"], "batch_norm.images: needed for over ghost; valid: a number of images"),
-        (["over=group"], "batch_norm.ranks: needed for over group; valid: a number of ranks"),
-        (["images=2"], "batch_norm.images: only for over ghost; valid with over micro-batch: "),
-        (["over=global", "ranks=2"], "batch_norm.ranks: only for over group; valid with over g"),
-        (["over=ghost", "images=0"], "batch_norm.images: .*greater than 0"),
+        (["over=ghost"], "batch_norm.over: no longer a key; use batch_norm.images=N"),
+        (["images=2", "ranks=2"], "batch_norm.images: cannot be combined with batch_norm.ranks"),
+        (["images=0"], "batch_norm.images: .*greater than 0"),
+        (["ranks=some"], "batch_norm.ranks: must be a number of ranks, or all"),
     ],
 )
 def test_incompatible_keys_are_refused(overrides, message):
@@ -158,9 +156,9 @@ class Mean(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("over", "others", "message"),
     [
-        (["over=ghost", "images=3"], [], "images: 3 does not .* of 4 images; valid: 1, 2, 4$"),
-        (["over=group", "ranks=3"], [], "ranks: 3 does not .* of ranks, 1; valid: 1"),
-        (["over=global"], NO_BATCH_NORM, "over: test_vit has no batch norm; valid: micro-batch"),
+        (["images=3"], [], "images: 3 does not .* of 4 images; valid: 1, 2, 4$"),
+        (["ranks=3"], [], "ranks: 3 does not .* of ranks, 1; valid: 1"),
+        (["ranks=all"], NO_BATCH_NORM, "ranks: test_vit has no batch norm; valid: null"),
     ],
 )
 def test_unsuitable_settings_are_refused_before_anything_is_written(
@@ -174,16 +172,16 @@ def test_unsuitable_settings_are_refused_before_anything_is_written(
 def test_layers_of_unknown_kinds_are_refused():
     phases = [Phase(0, 32, 16, 16)]
     model = nn.Sequential(nn.BatchNorm2d(3), Mean(3))
-    check_batch_norm(recipe("over=micro-batch"), model, phases, 1)
+    check_batch_norm(recipe(), model, phases, 1)
     with pytest.raises(RecipeError) as error:
-        check_batch_norm(recipe("over=ghost", "images=2"), model, phases, 1)
+        check_batch_norm(recipe("images=2"), model, phases, 1)
     assert "1 of resnet" in str(error.value)
-    assert "is a Mean, which does not support ghost; valid: micro-batch, or" in str(error.value)
+    assert "is a Mean, which does not support it; valid: null, or" in str(error.value)
 
 
 def test_later_batch_sizes_are_checked_too():
     model, first, later = nn.BatchNorm2d(3), Phase(0, 32, 32, 16), Phase(99, 32, 20, 10)
-    ghost = recipe("over=ghost", "images=8")
+    ghost = recipe("images=8")
     check_batch_norm(ghost, model, [first], 2)
     with pytest.raises(RecipeError, match="a micro-batch of 10 images"):
         check_batch_norm(ghost, model, [first, later], 2)

@@ -200,7 +200,7 @@ def test_layers_work_with_torch_compile(tmp_path, change):
 
 def test_optimizers_and_checkpoints_treat_layers_as_plain_batch_norm(photos, tmp_path):
     plain = make(photos, tmp_path / "plain")
-    ghost = make(photos, tmp_path / "ghost", "batch_norm.over=ghost", "batch_norm.images=2")
+    ghost = make(photos, tmp_path / "ghost", "batch_norm.images=2")
     for layer in (layer for layer in ghost.model.modules() if isinstance(layer, nn.BatchNorm2d)):
         raise AssertionError(f"{layer} was left as it was")
     groups = [describe(split_parameters(trainer.model, 1e-4)) for trainer in (plain, ghost)]

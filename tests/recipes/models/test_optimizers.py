@@ -104,8 +104,8 @@ def test_biases_and_norms_can_be_frozen_by_their_factor():
 @pytest.mark.parametrize(
     ("key", "other"),
     [
-        ("denominator=norm-of-sum", "denominator=sum-of-norms"),
-        ("trust_clip=true", "trust_clip=false"),
+        ("args.denominator=norm-of-sum", "args.denominator=sum-of-norms"),
+        ("args.trust_clip=true", "args.trust_clip=false"),
         ("dialect=simclr-popular", "dialect=torch"),
     ],
 )

@@ -162,9 +162,9 @@ def test_a_micro_batch_that_does_not_divide_is_replaced_by_the_largest_that_does
 @pytest.mark.parametrize(
     "whole",
     [
-        ["batch_norm.over=ghost", "batch_norm.images=48"],
+        ["batch_norm.images=48"],
         ["mixing.mixup=0.2", "mixing.group=48"],
-        ["batch_norm.over=ghost", "batch_norm.images=16", "mixing.cutmix=1", "mixing.group=12"],
+        ["batch_norm.images=16", "mixing.cutmix=1", "mixing.group=12"],
     ],
 )
 def test_slices_of_batch_norm_and_groups_of_mixing_limit_the_micro_batch(whole):

@@ -130,7 +130,7 @@ def test_types_are_in_words():
     assert types["schedule.milestones"] == "list of lengths"
     assert types["data.std"] == "list of 3 numbers > 0"
     assert types["stages"] == "list of stages"
-    assert types["track"].startswith("one of tensorboard, wandb, mlflow, or list of any of ")
+    assert types["track"].startswith("one of tensorboard, wandb, mlflow, mlperf, or list")
     assert types["callbacks[].name"] == "string"
     assert types["checkpoint.every"] == "length or null"
     assert json.loads(keys.SCHEMA.read_text())["$defs"]["Optimizer"]["description"]

@@ -17,7 +17,6 @@ from largebatch.recipes.training import build
 from largebatch.recipes.training.data import build_sources
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.pipeline.formats import Image, example, write_records
-from tests.recipes.mlperf.test_log import KEPT, values
 from tests.recipes.runs import NO_BATCH_NORM, make, train
 
 
@@ -60,7 +59,6 @@ EFFECTS = {
     "data.classes": (SYNTHETIC, "6", "7", lambda t: t.model.num_classes, (6, 7)),
     "data.threads": ([], "1", "3", lambda t: t.loader.threads, (1, 3)),
     "data.prefetch": ([], "1", "3", lambda t: t.loader.prefetch, (1, 3)),
-    "data.hw_decoder_load": ([], "auto", "0.5", lambda t: t.loader.hw_decoder_load, (None, 0.5)),
     "data.image_size": ([], "32", "24", lambda t: images(t).shape[-1], (32, 24)),
     "data.eval_size": ([], "32", "24", lambda t: evaluated(t).shape[-1], (32, 24)),
     "batch_size": (
@@ -86,16 +84,7 @@ EFFECTS = {
     "optimizer.weight_decay": ([], "0.1", "0.2", options("weight_decay"), ({0.1, 0}, {0.2, 0})),
     "optimizer.nesterov": (SGD, "false", "true", options("nesterov"), ({False}, {True})),
     "optimizer.trust_coefficient": ([], "1", "2", options("trust_coefficient"), ({1}, {2})),
-    "optimizer.eps": ([], "0", "1e-6", options("eps"), ({0}, {1e-6})),
     "optimizer.dialect": ([], "torch", "larc", options("dialect"), ({"torch"}, {"larc"})),
-    "optimizer.denominator": (
-        [],
-        "sum-of-norms",
-        "norm-of-sum",
-        options("denominator"),
-        ({"sum-of-norms"}, {"norm-of-sum"}),
-    ),
-    "optimizer.trust_clip": ([], "false", "true", options("trust_clip"), ({False}, {True})),
     # test_resnet has 15 convolutions and a classifier, of 47 parameters
     "optimizer.decay_bias_and_norm": (DECAYS, "false", "true", share("weight_decay"), (16, 47)),
     "optimizer.adapt_bias_and_norm": ([], "false", "true", share("adapt"), (16, 47)),
@@ -248,14 +237,6 @@ def test_the_key_sets_the_number_of_checkpoints_kept(photos, tmp_path, keep):
     train(photos, tmp_path, *keys, f"checkpoint.keep={keep}")
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == [f"step-{step:08d}" for step in range(4 - keep, 4)]
-
-
-def test_a_log_names_the_submitter_and_the_system(photos, tmp_path):
-    keys = ["mlperf.platform=a desk", "mlperf.status=onprem"]
-    make(photos, tmp_path / "run", *KEPT, *keys)._start()
-    found = values(tmp_path / "run" / "result_0.txt")
-    assert found["submission_platform"] == "a desk"
-    assert found["submission_status"] == "onprem"
 
 
 def test_every_key_is_set_by_a_test():

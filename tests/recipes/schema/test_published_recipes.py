@@ -1,4 +1,4 @@
-"""Recipes in use elsewhere have their published values (REFERENCE of each: the head of its file)."""
+"""Recipes in use elsewhere have their published values; the head of each names its source."""
 
 import pytest
 

@@ -248,7 +248,7 @@ BAD = {
     "timm: no data": (["timm:test_resnet"], "timm:test_resnet.r160_in1k: data.path: needed for "),
     "timm: recipe": (
         ["timm:test_resnet", "--recipe", "digits"],
-        "--recipe: not for timm:test_resnet, which has settings and weights of its own; ",
+        "--recipe: not for timm:test_resnet, which has settings and weights of its own",
     ),
     "timm: average": (["timm:test_resnet", "--ema"], "--ema: not for timm:test_resnet, which has "),
     "timm: unknown key": (["timm:test_resnet", "data.sise=3"], "unknown key 'data.sise'"),

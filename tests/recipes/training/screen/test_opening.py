@@ -40,9 +40,9 @@ EVERYTHING = [
     *("evaluate_every=0.5ep", "checkpoint.every=1ep", "stop_after=300ep", "target_accuracy=75.9"),
     *("optimizer.clip_grad_norm=1", "optimizer.bias_lr_scale=0.024", "optimizer.nesterov=true"),
     "optimizer.body_lr_scale=0.1",
-    *("optimizer.trust_clip=true", "optimizer.decay_bias_and_norm=true"),
-    *("optimizer.weight_decay=1e-4", "optimizer.denominator=norm-of-sum"),
-    *("batch_norm.over=group", "batch_norm.ranks=8", "channels_last=true", "compile=max-autotune"),
+    *("optimizer.args.trust_clip=true", "optimizer.decay_bias_and_norm=true"),
+    *("optimizer.weight_decay=1e-4", "optimizer.args.denominator=norm-of-sum"),
+    *("batch_norm.ranks=8", "channels_last=true", "compile=max-autotune"),
     *("data.eval_size=36", "data.eval_resize=40", "data.train_images=4096", "data.val_images=100"),
     *("gradient_noise_every=50", "resume=true", "run_dir=runs/all", "comm.algorithm=null"),
     "stages=["
@@ -167,7 +167,7 @@ def test_the_memory_of_a_step_is_that_of_the_plan_for_the_stage_with_most_pixels
     """The copy of a model that exists counts as the one that ``largebatch plan`` builds."""
     stages = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
     keys = ["epochs=3", "data.train_images=64", "data.eval_resize=48", stages, "ema.decay=0.9"]
-    keys += ["batch_norm.over=ghost", "batch_norm.images=2", "device=cpu"]
+    keys += ["batch_norm.images=2", "device=cpu"]
     run, made, *_ = prepared("digits", *SYNTHETIC, *BASE, *keys, ranks=2, per_node=2)
     classes, phases = run.recipe.data.classes, run.timeline.phases
     counter = build.memory_counter(run.recipe, classes, made.model)
