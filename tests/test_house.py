@@ -26,23 +26,23 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (42_093, 35_000),
-    "recipes": (20_829, 15_500),
-    "recipes/commands": (2_083, 1_650),
+    "amp comm lars pipeline recipes": (40_906, 36_000),
+    "recipes": (20_009, 16_000),
+    "recipes/commands": (1_968, 1_650),
     "recipes/tune": (2_911, 2_150),
-    "recipes/predict": (1_366, 1_250),
+    "recipes/predict": (1_356, 1_250),
     "recipes/report": (722, 650),
-    "recipes/trained": (911, 750),
-    "recipes/mlperf": (395, 360),
-    "recipes/training": (7_902, 5_400),
-    "recipes/models": (1_194, 950),
-    "recipes/schema": (2_302, 1_450),
-    "pipeline": (7_445, 7_400),
-    "lars": (5_769, 5_300),
-    "amp": (2_165, 2_000),
-    "comm": (5_885, 5_000),
-    "tests": (44_094, 30_000),
-    "benchmarks": (10_713, 10_000),
+    "recipes/trained": (909, 750),
+    "recipes/mlperf": (386, 360),
+    "recipes/training": (7_262, 5_600),
+    "recipes/models": (1_071, 1_100),
+    "recipes/schema": (2_381, 1_600),
+    "pipeline": (7_839, 7_850),
+    "lars": (5_560, 5_300),
+    "amp": (2_063, 2_000),
+    "comm": (5_435, 5_000),
+    "tests": (42_611, 30_000),
+    "benchmarks": (10_533, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (3, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it

@@ -239,7 +239,7 @@ def estimate(values: Sequence[float], others: Sequence[float] | None = None) -> 
     total = sum(part for part, _ in parts)
     if not total:
         return mean, 0.0
-    freedom = total**2 / sum(part**2 / free for part, free in parts)
+    freedom = 1 / sum((part / total) ** 2 / free for part, free in parts)
     return mean, float(stdtrit(freedom, 0.975)) * math.sqrt(total)
 
 
