@@ -30,31 +30,18 @@ from ..trial import held_out, relative_lengths
 #: Updates of the largest batch in a run, at least: with fewer, its loss does not follow the law.
 FEWEST_UPDATES = 20
 
-#: Batch sizes to measure by default, in the recipe's own: the first that the data allow.
-_DEFAULTS = ((0.5, 1, 2), (0.25, 0.5, 1), (1, 2), (0.5, 1))
-
 
 @dataclass(frozen=True)
 class Base:
-    """A recipe in a form whose batch size and length can be changed.
+    """A recipe in a form whose batch size and length can be changed."""
 
-    Attributes:
-        loaded: The recipe as the user gave it.
-        recipe: The same with lengths as fractions of the run, and with held-out images.
-        out: Folder of the estimate, which holds the recipe and the folders of its runs.
-        images: Number of training images, without those held out.
-        floor: Lowest training loss that any prediction can have: above 0 with label smoothing.
-        world_size: Number of ranks.
-        rule: How the learning rate follows the batch: ``linear`` or ``sqrt``.
-    """
-
-    loaded: Loaded
-    recipe: Recipe
-    out: Path
-    images: int
-    floor: float
+    loaded: Loaded  # as the user gave it
+    recipe: Recipe  # the same with lengths as fractions of the run, and with held-out images
+    out: Path  # holds the recipe and the folders of its runs
+    images: int  # for training, without those held out
+    floor: float  # lowest training loss of any prediction: above 0 with label smoothing
     world_size: int
-    rule: str
+    rule: str  # how the learning rate follows the batch: ``linear`` or ``sqrt``
 
     @classmethod
     def of(cls, loaded: Loaded, out: Path, world_size: int, rule: str | None = None) -> Base:
@@ -121,12 +108,12 @@ class Base:
             RecipeError: There is no room for another batch size than the recipe's.
         """
         own = self.recipe.batch_size
-        for sizes in ([own * part for part in parts] for parts in _DEFAULTS):
-            if all(size % 1 == 0 for size in sizes):
-                with suppress(RecipeError):
-                    found = self.checked([int(size) for size in sizes])
-                    if self.updates(found, epochs) >= FEWEST_UPDATES:
-                        return found
+        half, quarter = own / 2, own / 4
+        for sizes in ((half, own, 2 * own), (quarter, half, own), (own, 2 * own), (half, own)):
+            with suppress(RecipeError):
+                found = self.checked([int(size) for size in sizes if size % 1 == 0])
+                if len(found) == len(sizes) and self.updates(found, epochs) >= FEWEST_UPDATES:
+                    return found
         return self.checked([own, 2 * own])
 
     def updates(self, batches: Sequence[int], epochs: float) -> float:

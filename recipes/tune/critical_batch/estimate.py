@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -27,7 +26,6 @@ DOUBLINGS, CHECKED = 2, 1
 # can make it narrow by chance: on small data sets, single losses spread by a tenth.
 _FEWEST_SEEDS, _MOST_SEEDS = 2, 8
 _NARROW = 1.25  # ratio of the interval's ends: 4 times the largest batch is then known within 10 %
-_NEAR = 1.2  # how far from the lengths of its runs the epochs of a batch are said
 
 #: A value with the ends of its interval.
 Interval = tuple[float, float, float]
@@ -35,55 +33,43 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Row:
-    """What a batch size needs to reach the loss of the target run.
-
-    Attributes:
-        batch_size: Global batch size in images.
-        epochs: Epochs to that loss, by the fit.
-        updates: Updates of the weights to that loss, by the fit.
-        speed_up: How many times faster than the recipe's batch if every GPU were perfect: with
-            GPUs in proportion to the batch, an update takes the same time.
-        doublings: Doublings beyond the largest measured batch; 0 or less is within.
-        own_epochs: The same by its own runs alone; None if none of them ended near that loss.
-    """
+    """What a global batch size needs to reach the loss of the target run, by the fit."""
 
     batch_size: int
     epochs: Interval
     updates: Interval
+    #: How many times faster than the recipe's batch if every GPU were perfect: with GPUs in
+    #: proportion to the batch, an update takes the same time.
     speed_up: Interval
-    doublings: float
-    own_epochs: float | None = None
+    doublings: float  # beyond the largest measured batch; 0 or less is within
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the runs say about the epochs that a batch needs.
-
-    Attributes:
-        base: The recipe.
-        epochs: Length of the target run, the smallest batch, in epochs.
-        batches: Batch sizes that were to be measured.
-        records: Runs that ended.
-        near: Those among them that count: they finished near the target.
-        left_out: Number of runs for which the time did not suffice.
-        critical: The critical batch; None if the runs do not tell it.
-        why: Why they do not; empty if they do.
-    """
+    """What the runs say about the epochs that a batch needs."""
 
     base: Base
-    epochs: float
-    batches: tuple[int, ...]
-    records: tuple[Record, ...]
-    near: tuple[Record, ...]
-    left_out: int
-    critical: CriticalBatch | None
-    why: str = ""
+    epochs: float  # of the target run, the smallest batch
+    batches: tuple[int, ...]  # that were to be measured
+    records: tuple[Record, ...]  # of the runs that ended
+    near: tuple[Record, ...]  # those that count: they finished near the target
+    left_out: int  # runs for which the time did not suffice
+    critical: CriticalBatch | None  # None if the runs do not tell it
+    why: str = ""  # they do not
 
     @property
     def target_loss(self) -> float | None:
-        """The loss of the target run above the lowest that is possible; None if unknown."""
-        line = self._line()
-        return None if line is None else math.exp(line[0] * math.log(self.epochs) + line[1])
+        """The loss of the target run above the lowest that is possible; None if unknown.
+
+        It is that of the smallest batch on a line of log loss over log epochs, if that falls.
+        """
+        own = [r for r in self.near if r.run.batch_size == min(self.batches)]
+        if len({r.trained for r in own}) < 2:
+            return None
+        slope, height = np.polyfit(
+            np.log([r.trained for r in own]), np.log([r.loss for r in own]), 1
+        )
+        return float(np.exp(slope * np.log(self.epochs) + height)) if slope < 0 else None
 
     def rows(self) -> list[Row]:
         """A row for each measured batch, and for those up to :data:`DOUBLINGS` beyond them."""
@@ -98,38 +84,8 @@ class Estimate:
             speed_up = _times((1 / factor, 1 / high, 1 / low), batch / own)
             updates = _times(epochs, images / batch)
             doublings = math.log2(batch / critical.largest)
-            rows.append(Row(batch, epochs, updates, speed_up, doublings, self._by_own_runs(batch)))
+            rows.append(Row(batch, epochs, updates, speed_up, doublings))
         return rows
-
-    def _by_own_runs(self, batch: int) -> float | None:
-        """The epochs of a batch to the target by those of its runs that ended nearest to it."""
-        target, line = self.target_loss, self._line()
-        if target is None or line is None:
-            return None
-        # At equal loss, the law says, the slope of the loss is that of the smallest batch.
-        by_length: dict[float, list[float]] = {}
-        for r in _finished(self.records):
-            if r.run.batch_size == batch:
-                epochs = r.trained * (target / r.loss) ** (1 / line[0])
-                by_length.setdefault(r.trained, []).append(math.log(epochs))
-        distances = {length: fmean(logs) - math.log(length) for length, logs in by_length.items()}
-        if not distances:
-            return None
-        nearest = min(distances, key=lambda length: abs(distances[length]))
-        far = abs(distances[nearest]) > math.log(_NEAR)
-        return None if far else nearest * math.exp(distances[nearest])
-
-    def _line(self) -> tuple[float, float] | None:
-        """Slope and height of log loss over log epochs of the smallest batch, if it falls."""
-        by_length: dict[float, list[float]] = {}
-        for record in self.near:
-            if record.run.batch_size == min(self.batches):
-                by_length.setdefault(record.trained, []).append(math.log(record.loss))
-        if len(by_length) < 2:
-            return None
-        heights = [fmean(values) for values in by_length.values()]
-        slope, height = np.polyfit(np.log(list(by_length)), heights, 1)
-        return (float(slope), float(height)) if slope < 0 else None
 
 
 def estimate(
@@ -145,16 +101,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the epochs that a larger batch needs, on the ranks of a job; collective.
 
-    Args:
-        loaded: The recipe.
-        job: The ranks.
-        out: Folder of the runs. One that holds runs of the same recipe is continued.
-        batches: Batch sizes to measure; default: three around the recipe's own.
-        epochs: Length of the target run, the smallest batch; default: the recipe's.
-        rule: How the learning rate follows the batch: ``linear`` or ``sqrt``; default: linear for
-            sgd, else sqrt.
-        minutes: Time after which no run is begun that would not end within it.
-        say: Is given a line about each run, on rank 0.
+    A folder ``out`` that holds runs of the same recipe is continued. No run is begun that would
+    not end within the ``minutes``. ``say`` is given a line about each run, on rank 0. The other
+    options are those of the command, with its defaults.
 
     Raises:
         RecipeError, DataError: The recipe, the data or the options do not allow an estimate, or the
@@ -178,14 +127,7 @@ def estimate(
 
 
 class Runner:
-    """Makes runs as long as the time lasts, in the folder of an estimate.
-
-    Args:
-        base: The recipe.
-        job: The ranks; all make a runner together.
-        minutes: The time.
-        say: Is given a line about each run, on rank 0.
-    """
+    """Makes runs as long as the time lasts, in the folder of an estimate, on all ranks together."""
 
     def __init__(self, base: Base, job: Job, minutes: float, say: Callable[[str], None]) -> None:
         self.base, self.job, self.minutes = base, job, minutes
@@ -278,10 +220,7 @@ def near_the_target(records: Sequence[Record], lengths: dict[int, float]) -> lis
     It grows while the loss falls, so that the runs near the target say what is asked. A larger
     batch is first run as long as the target run, which leaves it above the target and tells how
     much longer it needs. Once runs of that length have finished, they take the place of the first.
-
-    Args:
-        records: Runs that ended.
-        lengths: For each batch size, the epochs in which it should reach the target.
+    ``lengths`` are the epochs in which each batch size should reach the target.
     """
     finished, smallest = _finished(records), min(lengths)
     is_near = {r.run: r.run.epochs == length_of(lengths[r.run.batch_size]) for r in finished}

@@ -113,7 +113,7 @@ def test_all_batches_that_are_accepted_divide_into_passes_of_which_batch_norm_ha
 
 def test_images_per_forward_pass_suit_the_batch_norm_of_the_recipe(base):
     """Ghost batch norm needs whole parts."""
-    ghost = base("batch_size=24", "micro_batch_size=8", "batch_norm={over: ghost, images: 4}")
+    ghost = base("batch_size=24", "micro_batch_size=8", "batch_norm={images: 4}")
     assert ghost.of_runs((24, 12), 50.0).recipe.micro_batch_size == 4
     with pytest.raises(RecipeError, match=r"--batches: 6, 12 have no .*; valid: multiples of 4"):
         ghost.checked((6, 12))
