@@ -24,5 +24,4 @@ def tune_precision(
     from ..tune import precision
 
     with exit_on_user_error():
-        found = precision.tune_precision(recipe, overrides or [], steps)
-    precision.print_summary(found)
+        precision.tune_precision(recipe, overrides or [], steps)

@@ -219,11 +219,9 @@ def draw(tuned: Tuned, out: Path) -> None:
     Raises:
         RecipeError: the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     times = {(m.size_bytes, m.rule): 1e3 * m.median_seconds for m in tuned.measurements}
     sizes = sorted({size for size, _ in times})

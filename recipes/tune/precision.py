@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,18 +23,8 @@ from ..training.folder import checkpoint
 from ..training.trainer import Trainer
 
 
-@dataclass(frozen=True)
-class PrecisionTuning:
-    """The underflow observed in several steps of a recipe."""
-
-    name: str  # of the recipe
-    report: UnderflowReport
-    present: float  # loss scale that the recipe uses in FP16; the initial one if it is dynamic
-    dynamic: bool
-
-
-def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> PrecisionTuning:
-    """Train a recipe for several updates in FP32 on this process, and count underflows.
+def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> None:
+    """Train a recipe for several updates in FP32 on this process, and print the underflow.
 
     The run itself is not kept. With ``resume=PATH`` among the overrides, it starts from that
     checkpoint.
@@ -52,10 +41,7 @@ def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> Precisi
         trainer = Trainer.of(loaded, job, quiet=True, warns=False)
         with underflow_report(trainer.model, trainer.optimizer, trainer.precision) as report:
             trainer.run()
-    scale = asked.recipe.loss_scale
-    dynamic = scale in ("auto", "dynamic")
-    present = INITIAL_LOSS_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
-    return PrecisionTuning(loaded.name, report, present, dynamic)
+    _print(loaded.name, report, asked.recipe.loss_scale)
 
 
 def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
@@ -76,31 +62,32 @@ def _only(steps: int, recipe: Recipe, run_dir: Path) -> list[str]:
     ]
 
 
-def print_summary(tuning: PrecisionTuning) -> None:
-    """Print a table by layer and the loss scale to use."""
-    report, best = tuning.report, tuning.report.best_loss_scale
+def _print(name: str, report: UnderflowReport, scale: str | float) -> None:
+    """Print a table by layer, and the loss scale to use in place of the recipe's."""
+    dynamic, best = scale in ("auto", "dynamic"), report.best_loss_scale
+    present = INITIAL_LOSS_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
     table = Table(box=None, pad_edge=False)
     table.add_column("layer")
-    scaled = (f"at {tuning.present:g}\n(present)", f"at {best:g}\n(best)")
+    scaled = (f"at {present:g}\n(present)", f"at {best:g}\n(best)")
     updates = ("updates\nflushed", "lost in FP16\nweights")
     for column in ("gradients flushed\nunscaled", *scaled, *updates):
         table.add_column(column, justify="right")
     for layer in (*report.layers, report.total):
-        shares = [layer.gradients_flushed(scale) for scale in (1.0, tuning.present, best)]
+        shares = [layer.gradients_flushed(scale) for scale in (1.0, present, best)]
         shares += [layer.updates_flushed, layer.updates_lost]
         table.add_row(layer.name, *(f"{share:.2%}" for share in shares))
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 120
     console.print(
-        f"{tuning.name}, {report.steps} steps in FP32: fraction of the values of each layer, of "
+        f"{name}, {report.steps} steps in FP32: fraction of the values of each layer, of "
         "its parameters and its output, that FP16 would flush to zero",
         markup=False,
     )
     console.print(table)
-    start = " (initially, dynamic)" if tuning.dynamic else ""
+    start = " (initially, dynamic)" if dynamic else ""
     console.print(
-        f"largest gradient: {report.largest_gradient:.3g}; present loss scale: {tuning.present:g}"
+        f"largest gradient: {report.largest_gradient:.3g}; present loss scale: {present:g}"
         f"{start}; largest loss scale with headroom to overflow (a factor of "
         f"{LOSS_SCALE_HEADROOM:g}): {report.largest_loss_scale:g}"
     )

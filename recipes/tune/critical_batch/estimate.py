@@ -15,12 +15,7 @@ from ...ranks import Job
 from ...schema.load import Loaded
 from .base import FEWEST_UPDATES, Base
 from .fit import CriticalBatch, Observation, fit_losses
-from .runs import Record, Run, first_runs, further_runs, length_of, make, record_of
-
-#: Doublings beyond the largest measured batch that are predicted, and up to which the prediction
-#: has been checked: on MLPerf's reference points of ResNet-50, it is within 7 % at one doubling,
-#: and misses by 12 to 18 % at two and more.
-DOUBLINGS, CHECKED = 2, 1
+from .runs import Record, Run, length_of, make, record_of, runs_of
 
 # Runs are repeated with other seeds while the time lasts, until the interval is narrow. One seed
 # can make it narrow by chance: on small data sets, single losses spread by a tenth.
@@ -37,7 +32,7 @@ class Row:
 
     batch_size: int
     epochs: Interval
-    updates: Interval
+    updates: float
     #: How many times faster than the recipe's batch if every GPU were perfect: with GPUs in
     #: proportion to the batch, an update takes the same time.
     speed_up: Interval
@@ -72,19 +67,21 @@ class Estimate:
         return float(np.exp(slope * np.log(self.epochs) + height)) if slope < 0 else None
 
     def rows(self) -> list[Row]:
-        """A row for each measured batch, and for those up to :data:`DOUBLINGS` beyond them."""
+        """A row for each measured batch, and for one doubling beyond the largest."""
         critical, images, own = self.critical, self.base.images, self.base.recipe.batch_size
         if critical is None:
             return []
-        beyond = {critical.largest * 2**power for power in range(1, DOUBLINGS + 1)}
+        # MLPerf's reference points of ResNet-50 are predicted within 7 % at one doubling, but miss
+        # by 12 to 18 % at two and more.
+        beyond = {2 * critical.largest} if 2 * critical.largest <= images else set()
         rows = []
-        for batch in sorted({*self.batches, *(size for size in beyond if size <= images)}):
-            epochs = _times(critical.factor(batch, min(self.batches)), self.epochs)
-            factor, low, high = critical.factor(batch, own)
-            speed_up = _times((1 / factor, 1 / high, 1 / low), batch / own)
-            updates = _times(epochs, images / batch)
+        for batch in sorted({*self.batches, *beyond}):
+            value, low, high = critical.factor(batch, min(self.batches))
+            epochs = (value * self.epochs, low * self.epochs, high * self.epochs)
+            value, low, high = critical.factor(batch, own)
+            speed_up = (batch / own / value, batch / own / high, batch / own / low)
             doublings = math.log2(batch / critical.largest)
-            rows.append(Row(batch, epochs, updates, speed_up, doublings))
+            rows.append(Row(batch, epochs, epochs[0] * images / batch, speed_up, doublings))
         return rows
 
 
@@ -112,8 +109,8 @@ def estimate(
     length = epochs or loaded.recipe.epochs
     with job.raise_on_all_ranks():
         base = Base.of(loaded, out, job.world_size, rule)
-        chosen = base.checked(batches or base.default_batches(length))
-        updates = base.updates(chosen, length)
+        chosen = base.checked(batches or base.default_batches())
+        updates = length * base.images / chosen[-1]
         if updates < FEWEST_UPDATES:
             raise RecipeError(
                 f"--epochs: {length:.3g} are too few for a batch of {chosen[-1]}, which makes "
@@ -140,27 +137,24 @@ class Runner:
         """Make the runs, and repeat them while the time lasts and the interval is wide."""
         seed, smallest = self.base.recipe.seed, min(batches)
         lengths = dict.fromkeys(batches, epochs)
-        if self.make_all(first_runs(batches, epochs, seed)):
+        if self.make_all(runs_of(lengths, seed, first=True)):
             first = self._fit(self.records)
-            expected = (_expected(first, batch, batches) for batch in batches)
-            lengths = {b: epochs * f for b, f in zip(batches, expected, strict=True)}
+            lengths = {batch: epochs * _expected(first, batch, batches) for batch in batches}
             for repeat in range(_MOST_SEEDS):
-                diverging = {b for b in batches if not _finished(self._of(b))}
-                runs = further_runs(batches, lengths, seed + repeat)
-                runs = [run for run in runs if run.batch_size not in diverging]
+                trained = {r.run.batch_size for r in _finished(self.records)}
+                runs = [r for r in runs_of(lengths, seed + repeat) if r.batch_size in trained]
                 # Nothing may be left to compare the smallest batch with.
                 if {run.batch_size for run in runs} <= {smallest} or not self.make_all(runs):
                     break
                 found = self._fit(near_the_target(self.records, lengths))
-                if repeat + 1 >= _FEWEST_SEEDS and _is_narrow(found):
+                narrow = not isinstance(found, str) and found.high <= _NARROW * found.low
+                if repeat + 1 >= _FEWEST_SEEDS and narrow:
                     break
         near = near_the_target(self.records, lengths)
         found = self._fit(near)
         critical, why = (None, found) if isinstance(found, str) else (found, "")
-        records = tuple(self.records)
-        return Estimate(
-            self.base, epochs, batches, records, tuple(near), self.left_out, critical, why
-        )
+        records = (tuple(self.records), tuple(near))
+        return Estimate(self.base, epochs, batches, *records, self.left_out, critical, why)
 
     def make_all(self, runs: Sequence[Run]) -> bool:
         """Make those runs that have not been made; False once the time does not suffice."""
@@ -202,9 +196,6 @@ class Runner:
         passed = self.job.all_reduce_max(time.monotonic() - self._start)[0]
         return passed + speed * epochs <= 60 * self.minutes
 
-    def _of(self, batch: int) -> list[Record]:
-        return [record for record in self.records if record.run.batch_size == batch]
-
     def _fit(self, records: Sequence[Record]) -> CriticalBatch | str:
         """The critical batch by these runs, or why they do not tell it."""
         seen = [Observation(r.run.batch_size, r.trained, r.loss) for r in _finished(records)]
@@ -237,12 +228,3 @@ def _expected(found: CriticalBatch | str, batch: int, batches: Sequence[int]) ->
     if isinstance(found, CriticalBatch):
         return found.factor(batch, min(batches))[0]
     return (max(batches) + batch) / (max(batches) + min(batches))
-
-
-def _is_narrow(found: CriticalBatch | str) -> bool:
-    return isinstance(found, CriticalBatch) and found.high <= _NARROW * found.low
-
-
-def _times(interval: Interval, by: float) -> Interval:
-    value, low, high = interval
-    return value * by, low * by, high * by

@@ -1,24 +1,19 @@
 """Fit the epochs of a batch to a given loss: E(B) = E0 (1 + B / B_crit).
 
 The form follows from the noise of gradients (McCandlish et al. 2018, arXiv 1812.06162, equation
-2.11): far below the critical batch, epochs do not depend on the batch; far above it they grow in
-proportion, so that the number of updates stays the same. MLPerf's reference points of ResNet-50
-obey it within 7 %.
-
-It says that the loss of a run depends on its batch B and its epochs N only by its *effective
-epochs*, N / (1 + B / B_crit). Thus runs of any batches and lengths determine B_crit together: it is
-the value at which their losses lie on one curve. A run need not end at the target, and the target
-need not be known.
+2.11); MLPerf's reference points of ResNet-50 obey it within 7 %. It says that the loss of a run
+depends on its batch B and its epochs N only by its *effective epochs*, N / (1 + B / B_crit). Thus
+runs of any batches and lengths determine B_crit together: it is the value at which their losses lie
+on one curve. A run need not end at the target, and the target need not be known.
 
 The interval is that of the profile likelihood: those B_crit whose sum of squared residuals is not
 significantly larger than the least one, by the F distribution. It holds what the model does not
 explain as well as the noise of the runs, but not what changes beyond the largest batch: there, a
 learning rate that follows a rule may stop to work before the law does.
 
-Epochs can also grow less than the law says. A step of LARS has a length that does not depend on the
-size of the gradient, and follows the gradient without noise with a share of 1 / sqrt(1 + B_crit /
-B). If its rate grows with the root of the batch and no curvature limits it, E(B) = E0 sqrt(1 + B /
-B_crit). Where the rate follows by the root, intervals of epochs reach to that form's.
+A step of LARS has a length that does not depend on the size of the gradient. If its rate grows with
+the root of the batch and nothing else limits it, epochs grow less: E(B) = E0 sqrt(1 + B / B_crit).
+Where the rate follows by the root, intervals of epochs reach to that form's.
 """
 
 from __future__ import annotations

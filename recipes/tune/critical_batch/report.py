@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...errors import RecipeError
-from .estimate import CHECKED, Estimate, Interval
+from .estimate import Estimate, Interval
 from .fit import WIDEST
 
 NUMBERS = "critical-batch.json"
@@ -38,26 +38,24 @@ def write(estimate: Estimate, out: Path) -> Path:
 def as_json(estimate: Estimate) -> dict[str, Any]:
     """Return an estimate as JSON data; infinite numbers are null."""
     base, critical = estimate.base, estimate.critical
-    content: dict[str, Any] = _finite(
-        {
-            "recipe": base.loaded.name,
-            "batch_size": base.recipe.batch_size,
-            "target_batch_size": min(estimate.batches),
-            "training_images": base.images,
-            "held_out_images": base.recipe.data.holdout,
-            "rule": base.rule,
-            "epochs": estimate.epochs,
-            "loss_floor": base.floor,
-            "target_loss": estimate.target_loss,
-            "determined": critical is not None and critical.determined,
-            "why": estimate.why,
-            "critical_batch": critical and asdict(critical),
-            "batches": [asdict(row) for row in estimate.rows()],
-            "runs": [asdict(record) for record in estimate.records],
-            "left_out": estimate.left_out,
-        }
-    )
-    return content
+    content = {
+        "recipe": base.loaded.name,
+        "batch_size": base.recipe.batch_size,
+        "target_batch_size": min(estimate.batches),
+        "training_images": base.images,
+        "held_out_images": base.recipe.data.holdout,
+        "rule": base.rule,
+        "epochs": estimate.epochs,
+        "loss_floor": base.floor,
+        "target_loss": estimate.target_loss,
+        "determined": critical is not None and critical.determined,
+        "why": estimate.why,
+        "critical_batch": critical and asdict(critical),
+        "batches": [asdict(row) for row in estimate.rows()],
+        "runs": [asdict(record) for record in estimate.records],
+        "left_out": estimate.left_out,
+    }
+    return {key: _finite(value) for key, value in content.items()}
 
 
 def print_summary(estimate: Estimate) -> None:
@@ -75,7 +73,7 @@ def print_summary(estimate: Estimate) -> None:
     table.add_column("")
     for row in rows:
         beyond = f"predicted, {row.doublings:.2g} doubling{'s' * (row.doublings > 1)} beyond"
-        cells = (f"{row.batch_size:,}", _text(row.epochs), f"{row.updates[0]:,.0f}")
+        cells = (f"{row.batch_size:,}", _text(row.epochs), f"{row.updates:,.0f}")
         table.add_row(*cells, _text(row.speed_up), beyond if row.doublings > 0 else "measured")
     console.print(table)
     console.print(
@@ -83,12 +81,6 @@ def print_summary(estimate: Estimate) -> None:
         f"{estimate.base.recipe.batch_size:,}, by perfect GPUs in proportion to the batch",
         markup=False,
     )
-    if far := [row.batch_size for row in rows if row.doublings > CHECKED + 1e-9]:
-        console.print(
-            "predictions are made for one doubling beyond the largest measured batch; "
-            f"{_list(far)} is further out, where learning rates by rule often fail first",
-            markup=False,
-        )
 
 
 def head(estimate: Estimate) -> list[str]:
@@ -116,22 +108,21 @@ def describe(estimate: Estimate) -> str:
     critical = estimate.critical
     if critical is None:
         return f"not determined: {estimate.why}"
-    low, high = f"{critical.low:,.0f}", f"{critical.high:,.0f}"
+    interval = f"{critical.low:,.0f} to {critical.high:,.0f}"
     if critical.determined:
-        return f"{critical.batch_size:,.0f} images (90 %: {low} to {high})"
+        return f"{critical.batch_size:,.0f} images (90 %: {interval})"
+    needed = f"more --minutes, or a larger batch than {critical.largest:,}"
     if not math.isfinite(critical.high):
-        return (
-            f"not determined: at least {low} images, with no upper bound; needed: a larger batch "
-            f"than {critical.largest:,}"
+        interval, needed = (
+            f"at least {critical.low:,.0f}",
+            needed.removeprefix("more --minutes, or "),
         )
-    if not critical.low:
-        return (
-            f"not determined: at most {high} images, with no lower bound; needed: a smaller batch "
-            f"than {critical.smallest:,}"
-        )
+    elif not critical.low:
+        interval = f"at most {critical.high:,.0f}"
+        needed = f"a smaller batch than {critical.smallest:,}"
     return (
-        f"not determined: {low} to {high} images (90 %), which is wider than a factor of "
-        f"{WIDEST:g}; needed: more --minutes, or a larger batch than {critical.largest:,}"
+        f"not determined: {interval} images (90 %), where the ends may be a factor of {WIDEST:g} "
+        f"apart; needed: {needed}"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -62,30 +62,18 @@ class Record:
     precision: str  # that it ran in, chosen by the trainer where the recipe says ``auto``
 
 
-def first_runs(batches: Sequence[int], epochs: float, seed: int) -> list[Run]:
-    """All batches at the length of the target run, and the smallest one at two lengths around it.
+def runs_of(lengths: Mapping[int, float], seed: int, *, first: bool = False) -> list[Run]:
+    """Each batch at its length, and the smallest at two lengths around it, shortest first.
 
-    Shortest first, so that the speed is known early.
+    The shortest come first so that the speed is known early. The smallest batch is run at its own
+    length, which is the target's, only by the first runs. The critical batch grows while the loss
+    falls, so that runs say most about a target if they end near it.
     """
-    around = [Run(min(batches), length_of(epochs * part), seed) for part in AROUND]
-    runs = [*around, *(Run(batch, length_of(epochs), seed) for batch in batches)]
-    return sorted(runs, key=_shortest)
-
-
-def further_runs(batches: Sequence[int], lengths: dict[int, float], seed: int) -> list[Run]:
-    """The larger batches at the lengths at which they should reach the target, and the smallest.
-
-    ``lengths`` are the epochs in which each should reach it. The critical batch grows while the
-    loss falls, so that runs say most about a target if they end near it.
-    """
-    smallest = min(batches)
-    around = [Run(smallest, length_of(lengths[smallest] * part), seed) for part in AROUND]
-    larger = [Run(batch, length_of(lengths[batch]), seed) for batch in batches if batch > smallest]
-    return sorted([*around, *larger], key=_shortest)
-
-
-def _shortest(run: Run) -> tuple[float, int]:
-    return run.epochs, run.batch_size
+    smallest = min(lengths)
+    own = [(batch, epochs) for batch, epochs in lengths.items() if first or batch > smallest]
+    own += [(smallest, lengths[smallest] * part) for part in AROUND]
+    runs = [Run(batch, length_of(epochs), seed) for batch, epochs in own]
+    return sorted(runs, key=lambda run: (run.epochs, run.batch_size))
 
 
 def length_of(epochs: float) -> float:
