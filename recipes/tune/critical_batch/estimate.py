@@ -115,8 +115,8 @@ def estimate(
             raise RecipeError(
                 f"--epochs: {length:.3g} are too few for a batch of {chosen[-1]}, which makes "
                 f"{updates:.0f} updates in its shortest run where {FEWEST_UPDATES} are needed; "
-                f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs, or smaller "
-                "batches"
+                f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs, or "
+                "smaller --batches"
             )
     runner = Runner(base, job, minutes, say)
     runner.use(base.of_runs(chosen, length))

@@ -111,18 +111,18 @@ def describe(estimate: Estimate) -> str:
     interval = f"{critical.low:,.0f} to {critical.high:,.0f}"
     if critical.determined:
         return f"{critical.batch_size:,.0f} images (90 %: {interval})"
-    needed = f"more --minutes, or a larger batch than {critical.largest:,}"
-    if not math.isfinite(critical.high):
-        interval, needed = (
-            f"at least {critical.low:,.0f}",
-            needed.removeprefix("more --minutes, or "),
-        )
+    larger, no_end = f"a larger batch than {critical.largest:,}", math.isinf(critical.high)
+    needed = f"more --minutes, or {larger}"
+    if no_end and not critical.low:
+        interval = "any number of"
+    elif no_end:
+        interval, needed = f"at least {critical.low:,.0f}", larger
     elif not critical.low:
         interval = f"at most {critical.high:,.0f}"
         needed = f"a smaller batch than {critical.smallest:,}"
     return (
-        f"not determined: {interval} images (90 %), where the ends may be a factor of {WIDEST:g} "
-        f"apart; needed: {needed}"
+        f"not determined: {interval} images (90 %), which is wider than a factor of {WIDEST:g}; "
+        f"needed: {needed}"
     )
 
 

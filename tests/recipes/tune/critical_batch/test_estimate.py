@@ -163,7 +163,11 @@ def test_nothing_is_repeated_where_all_larger_batches_diverge(run, monkeypatch):
     [
         ((0.01, noise(0.05)), LONG, "at most .* images .* needed: a smaller batch than 2$"),
         ((10_000, noise(0.05)), LONG, "at least .* images .* needed: a larger batch than 8$"),
-        ((10, noise(0.08, 3)), 11, ".* a factor of 4 apart; needed: more --minutes, or a larger"),
+        (
+            (10, noise(0.08, 3)),
+            11,
+            ".* wider than a factor of 4; needed: more --minutes, or a larger",
+        ),
         ((8, lambda batch, seed, epochs: epochs**2), 15, "--epochs: the loss does not fall with"),
     ],
 )
