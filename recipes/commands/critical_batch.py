@@ -109,8 +109,7 @@ def critical_batch(
         if is_main:
             written = report.write(found, folder)
             report.print_summary(found)
-            for path in written:
-                print(path)
+            print(written)
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

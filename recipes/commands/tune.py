@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,9 +13,6 @@ def tune_precision(
     recipe: RecipeName,
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of updates to watch.")] = 20,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture.")] = Path(
-        "underflow"
-    ),
 ) -> None:
     """Find the loss scale that FP16 needs.
 
@@ -28,8 +24,4 @@ def tune_precision(
     from ..tune import precision
 
     with exit_on_user_error():
-        precision.make_folder(out)
-        found = precision.tune_precision(recipe, overrides or [], steps)
-        picture = precision.draw(found, out)
-    precision.print_summary(found)
-    print(picture)
+        precision.tune_precision(recipe, overrides or [], steps)

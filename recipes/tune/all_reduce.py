@@ -23,9 +23,7 @@ from ...comm import (
     WIRE_DTYPES,
     Final,
     Links,
-    Plan,
     Profile,
-    Rule,
     Topology,
     Tuned,
     estimate_profile,
@@ -44,22 +42,9 @@ _TIMEOUT = timedelta(seconds=300)
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for; the names are those of the command's options.
+    """What the user asked for; names and meaning are those of the command's options."""
 
-    Attributes:
-        out: File to write the plan to. All measurements (``.tuned.json``) and a figure (``.png``)
-            are written beside it.
-        budget_seconds: Time for the measurements.
-        race_seconds: Time for the race between the best plans; 0 leaves it out.
-        wire: Dtypes in which gradients may be sent.
-        sum_dtype: Dtype in which those are to be summed; None leaves it to the algorithms.
-        ranks_per_node: Number of ranks to treat as one node; None: nodes are the machines that
-            torchrun reports.
-        recipe: Recipe whose model the fusion threshold is chosen for.
-        images_per_second: Throughput of that model on one rank.
-    """
-
-    out: Path
+    out: Path  # of the plan; measurements (``.tuned.json``) and a figure (``.png``) go beside it
     budget_seconds: float = 110.0
     race_seconds: float = 60.0
     wire: Sequence[str] = ()
@@ -154,9 +139,7 @@ def _profile(recipe: str, images_per_second: float) -> Profile:
 def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
     """Print the measurements, the fitted links and the plan.
 
-    Args:
-        tuned: the result of tuning.
-        for_model: whether the fusion threshold was chosen for the model of a recipe.
+    ``for_model`` says that the fusion threshold was chosen for the model of a recipe.
     """
     plan = tuned.plan
     sizes = sorted({m.size_bytes for m in tuned.measurements})
@@ -195,12 +178,6 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
         console.print(line, markup=False)
 
 
-def describe_plan(plan: Plan) -> str:
-    """Describe a plan in one line: its rules from small to large messages, and its buckets."""
-    rules = ", then ".join(describe_rule(rule) for rule in plan.rules)
-    return f"{rules}, buckets of {binary_size(plan.fusion_threshold_bytes)}"
-
-
 def describe_race(final: Final) -> list[str]:
     """Describe the race of the best plans: one line on the whole, and one for each plan."""
     lines = [f"race under a backward pass of {final.backward_seconds:.3g} s (range of the rounds):"]
@@ -217,7 +194,9 @@ def describe_race(final: Final) -> list[str]:
                 result += f", {statistics.median(ratios):.2f} of the fastest"
                 result += f" ({min(ratios):.2f} to {max(ratios):.2f})"
         mark = "* " if index == final.winner else "  "
-        lines.append(f"{mark}{describe_plan(finalist.plan)}: {result}")
+        rules = ", then ".join(describe_rule(rule) for rule in finalist.plan.rules)
+        size = binary_size(finalist.plan.fusion_threshold_bytes)
+        lines.append(f"{mark}{rules}, buckets of {size}: {result}")
     return lines
 
 
@@ -240,31 +219,22 @@ def draw(tuned: Tuned, out: Path) -> None:
     Raises:
         RecipeError: the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
-    by_rule: dict[Rule, list[tuple[int, float]]] = {}
-    chosen = []
-    for m in tuned.measurements:
-        point = (m.size_bytes, 1e3 * m.median_seconds)
-        by_rule.setdefault(m.rule, []).append(point)
-        if describe_rule(tuned.plan.rule_for(m.size_bytes)) == describe_rule(m.rule):
-            chosen.append(point)
-    colors: dict[str, str] = {}
-    markers: dict[int | None, str] = {}
-    for rule, points in by_rule.items():
-        color = colors.setdefault(rule.algorithm, f"C{len(colors)}")
-        marker = markers.setdefault(rule.chunk_bytes, ".sD^v"[len(markers) % 5])
-        line, name = ":" if rule.wire_dtype else "-", describe_rule(rule)
-        axes.plot(*zip(*points, strict=True), line, color=color, marker=marker, ms=5, label=name)
-    x, y = zip(*chosen, strict=True)
-    axes.plot(x, y, "o", ms=11, mfc="none", mec="black", label="the plan's choice")
+    times = {(m.size_bytes, m.rule): 1e3 * m.median_seconds for m in tuned.measurements}
+    sizes = sorted({size for size, _ in times})
+    for index, rule in enumerate(dict.fromkeys(rule for _, rule in times)):
+        own = [(size, times[size, rule]) for size in sizes if (size, rule) in times]
+        look = f"C{index % 10}" + ".sDv"[index // 10 % 4] + (":" if rule.wire_dtype else "-")
+        axes.plot(*zip(*own, strict=True), look, ms=5, label=describe_rule(rule))
+    words = {(size, describe_rule(rule)): seconds for (size, rule), seconds in times.items()}
+    picks = [(size, describe_rule(tuned.plan.rule_for(size))) for size in sizes]
+    best = [(size, words[size, rule]) for size, rule in picks if (size, rule) in words]
+    axes.plot(*zip(*best, strict=True), "ko", ms=11, mfc="none", label="the plan's choice")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    sizes = sorted({m.size_bytes for m in tuned.measurements})
     axes.set_xticks(sizes, [binary_size(size) for size in sizes], rotation=45)
     axes.set_xlabel("message size")
     axes.set_ylabel("median time on the slowest rank (ms)")

@@ -38,48 +38,27 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class Reading:
-    """An evaluation on the held-out images.
-
-    Attributes:
-        step: Number of steps made.
-        epoch: Epochs of training images read.
-        loss: Mean loss without label smoothing. May not be finite.
-        top1: Accuracy in percent.
-    """
+    """An evaluation on the held-out images."""
 
     step: int
     epoch: float
-    loss: float
-    top1: float
+    loss: float  # mean, without label smoothing; may not be finite
+    top1: float  # percent
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run measured.
+    """What a run measured."""
 
-    Attributes:
-        status: ``finished``; ``stopped`` by ``watch``; or ``diverged``.
-        readings: Evaluations on the held-out images, in order. Those of a run that diverged end
-            before it did.
-        training: Pairs of epoch and mean training loss since the pair before, in order.
-        epochs: Epochs of training images read, which the run cost.
-        seconds: Time that the run took, with its start.
-        step_seconds: With ``log_every=1``, the median time of an update after the first two, which
-            take longer, if there are more.
-        evaluation_seconds: Median time of an evaluation; 0 without any.
-        precision: Numeric precision that it ran in, chosen where the recipe says ``auto``.
-        signal: Number of a signal to stop that came too late to stop the run; 0: none came.
-            The caller should end.
-    """
-
-    status: Literal["finished", "stopped", "diverged"]
-    readings: tuple[Reading, ...]
-    training: tuple[tuple[float, float], ...]
-    epochs: float
-    seconds: float
+    status: Literal["finished", "stopped", "diverged"]  # stopped: by what watched it
+    readings: tuple[Reading, ...]  # in order; of a run that diverged, those before it did
+    epochs: float  # of training images read, which the run cost
+    seconds: float  # that it took, with its start
+    #: With ``log_every=1``, the median time of an update after the first two, which take longer.
     step_seconds: float = math.nan
-    evaluation_seconds: float = 0.0
-    precision: str = ""
+    evaluation_seconds: float = 0.0  # median of an evaluation; 0 without any
+    precision: str = ""  # that it ran in, chosen where the recipe says ``auto``
+    #: Number of a signal to stop that came too late to stop the run; the caller should end.
     signal: int = 0
 
 
@@ -94,15 +73,10 @@ def measure(
     run_dir: Path,
     watch: Watch | None = None,
 ) -> Outcome:
-    """Train a recipe on the ranks of a job and return what it measured, on every rank.
+    """Train a recipe on the ranks of a job and return what it measured; collective.
 
-    Args:
-        recipe: Name or path of the recipe.
-        overrides: Overrides of the form ``key=value``. They should set ``data.holdout`` (see
-            :func:`held_out`), or leave evaluation out.
-        job: The ranks; all call this together.
-        run_dir: Folder for what the run writes.
-        watch: Looks at the held-out images' readings while the run goes on. Called on rank 0.
+    The overrides should set ``data.holdout`` (see :func:`held_out`), or leave evaluation out. The
+    run writes into ``run_dir``. ``watch`` is called on rank 0 while the run goes on.
 
     Raises:
         RecipeError, DataError: The recipe does not fit the data or the machine.
@@ -124,7 +98,6 @@ def measure(
     outcome = Outcome(
         status,
         tuple(recorder.readings),
-        tuple(recorder.training),
         trainer.timeline.epoch(trainer.step),
         time.monotonic() - start,
         recorder.step_seconds,
@@ -165,10 +138,9 @@ LENGTHS = ("schedule", "stages", "stop_after")
 
 
 def relative_lengths(recipe: Recipe, timeline: Timeline) -> dict[str, Any]:
-    """Return the values of :data:`LENGTHS` with each length as a share of the run.
+    """Return the values of :data:`LENGTHS` with each length as a share of the run, at most all.
 
     A run of the recipe with these values and other ``epochs`` has all lengths in proportion.
-    Lengths that are longer than the run end with it.
     """
 
     def part(span: Span) -> Span:
@@ -203,7 +175,6 @@ class _Recorder(Callback):
 
     def __init__(self, watch: Watch | None) -> None:
         self.readings: list[Reading] = []
-        self.training: list[tuple[float, float]] = []
         self.evaluation_seconds: list[float] = []
         self._step_seconds: list[float] = []
         self._watch, self._began = watch, math.nan
@@ -222,7 +193,6 @@ class _Recorder(Callback):
 
     def on_log(self, metrics: Metrics) -> None:
         if metrics.split == "train":
-            self.training.append((metrics.epoch, metrics.values["loss"]))
             self._step_seconds.append(time.perf_counter() - self._began)
             return
         self.evaluation_seconds.append(metrics.values["seconds"])

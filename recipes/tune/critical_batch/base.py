@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,31 +29,18 @@ from ..trial import held_out, relative_lengths
 #: Updates of the largest batch in a run, at least: with fewer, its loss does not follow the law.
 FEWEST_UPDATES = 20
 
-#: Batch sizes to measure by default, in the recipe's own: the first that the data allow.
-_DEFAULTS = ((0.5, 1, 2), (0.25, 0.5, 1), (1, 2), (0.5, 1))
-
 
 @dataclass(frozen=True)
 class Base:
-    """A recipe in a form whose batch size and length can be changed.
+    """A recipe in a form whose batch size and length can be changed."""
 
-    Attributes:
-        loaded: The recipe as the user gave it.
-        recipe: The same with lengths as fractions of the run, and with held-out images.
-        out: Folder of the estimate, which holds the recipe and the folders of its runs.
-        images: Number of training images, without those held out.
-        floor: Lowest training loss that any prediction can have: above 0 with label smoothing.
-        world_size: Number of ranks.
-        rule: How the learning rate follows the batch: ``linear`` or ``sqrt``.
-    """
-
-    loaded: Loaded
-    recipe: Recipe
-    out: Path
-    images: int
-    floor: float
+    loaded: Loaded  # as the user gave it
+    recipe: Recipe  # the same with lengths as fractions of the run, and with held-out images
+    out: Path  # holds the recipe and the folders of its runs
+    images: int  # for training, without those held out
+    floor: float  # lowest training loss of any prediction: above 0 with label smoothing
     world_size: int
-    rule: str
+    rule: str  # how the learning rate follows the batch: ``linear`` or ``sqrt``
 
     @classmethod
     def of(cls, loaded: Loaded, out: Path, world_size: int, rule: str | None = None) -> Base:
@@ -70,10 +56,12 @@ class Base:
         number = held_out(training)
         source = build_sources(training)[0]
         images = len(source) - (0 if recipe.data.holdout else number)
-        _check(recipe, world_size)
+        _check(recipe)
+        of_any_pass = recipe.model_copy(update={"micro_batch_size": None})
+        timeline = timeline_of(of_any_pass, images, world_size)
         own = recipe.model_copy(
             update={
-                **relative_lengths(recipe, timeline_of(recipe, images)),
+                **relative_lengths(recipe, timeline),
                 "data": recipe.data.model_copy(update={"holdout": number}),
                 "log_every": Span(0.02, "dur"),
                 "evaluate_every": Span(1.0, "dur"),
@@ -108,30 +96,15 @@ class Base:
         found = tuple(sorted({*batches}))
         if len(found) < 2:
             raise RecipeError(
-                f"--batches: {found[0]} is the only one; valid: one more, such as "
-                f"{found[0]},{2 * found[0]}"
+                f"--batches: {found[0]} is the only one; valid: such as {found[0]},{2 * found[0]}"
             )
         self._one_pass(found)
         return found
 
-    def default_batches(self, epochs: float) -> tuple[int, ...]:
-        """Three batch sizes, a factor of two apart, up to twice the recipe's if there is room.
-
-        Raises:
-            RecipeError: There is no room for another batch size than the recipe's.
-        """
+    def default_batches(self) -> tuple[int, ...]:
+        """The recipe's batch size, its half if that is a whole number, and twice as many."""
         own = self.recipe.batch_size
-        for sizes in ([own * part for part in parts] for parts in _DEFAULTS):
-            if all(size % 1 == 0 for size in sizes):
-                with suppress(RecipeError):
-                    found = self.checked([int(size) for size in sizes])
-                    if self.updates(found, epochs) >= FEWEST_UPDATES:
-                        return found
-        return self.checked([own, 2 * own])
-
-    def updates(self, batches: Sequence[int], epochs: float) -> float:
-        """Updates of the largest batch in a run of this length."""
-        return epochs * self.images / max(batches)
+        return (own, 2 * own) if own % 2 else (own // 2, own, 2 * own)
 
     def of_runs(self, batches: Sequence[int], epochs: float) -> Base:
         """The base of the runs of these batches, with the target run's length in its recipe."""
@@ -187,13 +160,8 @@ class Base:
         return found
 
 
-def _check(recipe: Recipe, world_size: int) -> None:
+def _check(recipe: Recipe) -> None:
     """Raise RecipeError if the batch size or the length of a recipe cannot be changed."""
-    if recipe.batch_size % world_size:
-        raise RecipeError(
-            f"batch_size: {recipe.batch_size} does not divide into equal shares on {world_size} "
-            f"ranks; valid: a multiple of {world_size}"
-        )
     for key in ("batch_size", "micro_batch_size"):
         if any(getattr(stage, key) for stage in recipe.stages):
             raise RecipeError(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -16,18 +15,12 @@ from ...ranks import Job
 from ...schema.load import Loaded
 from .base import FEWEST_UPDATES, Base
 from .fit import CriticalBatch, Observation, fit_losses
-from .runs import Record, Run, first_runs, further_runs, length_of, make, record_of
-
-#: Doublings beyond the largest measured batch that are predicted, and up to which the prediction
-#: has been checked: on MLPerf's reference points of ResNet-50, it is within 7 % at one doubling,
-#: and misses by 12 to 18 % at two and more.
-DOUBLINGS, CHECKED = 2, 1
+from .runs import Record, Run, length_of, make, record_of, runs_of
 
 # Runs are repeated with other seeds while the time lasts, until the interval is narrow. One seed
 # can make it narrow by chance: on small data sets, single losses spread by a tenth.
 _FEWEST_SEEDS, _MOST_SEEDS = 2, 8
 _NARROW = 1.25  # ratio of the interval's ends: 4 times the largest batch is then known within 10 %
-_NEAR = 1.2  # how far from the lengths of its runs the epochs of a batch are said
 
 #: A value with the ends of its interval.
 Interval = tuple[float, float, float]
@@ -35,101 +28,61 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Row:
-    """What a batch size needs to reach the loss of the target run.
-
-    Attributes:
-        batch_size: Global batch size in images.
-        epochs: Epochs to that loss, by the fit.
-        updates: Updates of the weights to that loss, by the fit.
-        speed_up: How many times faster than the recipe's batch if every GPU were perfect: with
-            GPUs in proportion to the batch, an update takes the same time.
-        doublings: Doublings beyond the largest measured batch; 0 or less is within.
-        own_epochs: The same by its own runs alone; None if none of them ended near that loss.
-    """
+    """What a global batch size needs to reach the loss of the target run, by the fit."""
 
     batch_size: int
     epochs: Interval
-    updates: Interval
+    updates: float
+    #: How many times faster than the recipe's batch if every GPU were perfect: with GPUs in
+    #: proportion to the batch, an update takes the same time.
     speed_up: Interval
-    doublings: float
-    own_epochs: float | None = None
+    doublings: float  # beyond the largest measured batch; 0 or less is within
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the runs say about the epochs that a batch needs.
-
-    Attributes:
-        base: The recipe.
-        epochs: Length of the target run, the smallest batch, in epochs.
-        batches: Batch sizes that were to be measured.
-        records: Runs that ended.
-        near: Those among them that count: they finished near the target.
-        left_out: Number of runs for which the time did not suffice.
-        critical: The critical batch; None if the runs do not tell it.
-        why: Why they do not; empty if they do.
-    """
+    """What the runs say about the epochs that a batch needs."""
 
     base: Base
-    epochs: float
-    batches: tuple[int, ...]
-    records: tuple[Record, ...]
-    near: tuple[Record, ...]
-    left_out: int
-    critical: CriticalBatch | None
-    why: str = ""
+    epochs: float  # of the target run, the smallest batch
+    batches: tuple[int, ...]  # that were to be measured
+    records: tuple[Record, ...]  # of the runs that ended
+    near: tuple[Record, ...]  # those that count: they finished near the target
+    left_out: int  # runs for which the time did not suffice
+    critical: CriticalBatch | None  # None if the runs do not tell it
+    why: str = ""  # they do not
 
     @property
     def target_loss(self) -> float | None:
-        """The loss of the target run above the lowest that is possible; None if unknown."""
-        line = self._line()
-        return None if line is None else math.exp(line[0] * math.log(self.epochs) + line[1])
+        """The loss of the target run above the lowest that is possible; None if unknown.
+
+        It is that of the smallest batch on a line of log loss over log epochs, if that falls.
+        """
+        own = [r for r in self.near if r.run.batch_size == min(self.batches)]
+        if len({r.trained for r in own}) < 2:
+            return None
+        slope, height = np.polyfit(
+            np.log([r.trained for r in own]), np.log([r.loss for r in own]), 1
+        )
+        return float(np.exp(slope * np.log(self.epochs) + height)) if slope < 0 else None
 
     def rows(self) -> list[Row]:
-        """A row for each measured batch, and for those up to :data:`DOUBLINGS` beyond them."""
+        """A row for each measured batch, and for one doubling beyond the largest."""
         critical, images, own = self.critical, self.base.images, self.base.recipe.batch_size
         if critical is None:
             return []
-        beyond = {critical.largest * 2**power for power in range(1, DOUBLINGS + 1)}
+        # MLPerf's reference points of ResNet-50 are predicted within 7 % at one doubling, but miss
+        # by 12 to 18 % at two and more.
+        beyond = {2 * critical.largest} if 2 * critical.largest <= images else set()
         rows = []
-        for batch in sorted({*self.batches, *(size for size in beyond if size <= images)}):
-            epochs = _times(critical.factor(batch, min(self.batches)), self.epochs)
-            factor, low, high = critical.factor(batch, own)
-            speed_up = _times((1 / factor, 1 / high, 1 / low), batch / own)
-            updates = _times(epochs, images / batch)
+        for batch in sorted({*self.batches, *beyond}):
+            value, low, high = critical.factor(batch, min(self.batches))
+            epochs = (value * self.epochs, low * self.epochs, high * self.epochs)
+            value, low, high = critical.factor(batch, own)
+            speed_up = (batch / own / value, batch / own / high, batch / own / low)
             doublings = math.log2(batch / critical.largest)
-            rows.append(Row(batch, epochs, updates, speed_up, doublings, self._by_own_runs(batch)))
+            rows.append(Row(batch, epochs, epochs[0] * images / batch, speed_up, doublings))
         return rows
-
-    def _by_own_runs(self, batch: int) -> float | None:
-        """The epochs of a batch to the target by those of its runs that ended nearest to it."""
-        target, line = self.target_loss, self._line()
-        if target is None or line is None:
-            return None
-        # At equal loss, the law says, the slope of the loss is that of the smallest batch.
-        by_length: dict[float, list[float]] = {}
-        for r in _finished(self.records):
-            if r.run.batch_size == batch:
-                epochs = r.trained * (target / r.loss) ** (1 / line[0])
-                by_length.setdefault(r.trained, []).append(math.log(epochs))
-        distances = {length: fmean(logs) - math.log(length) for length, logs in by_length.items()}
-        if not distances:
-            return None
-        nearest = min(distances, key=lambda length: abs(distances[length]))
-        far = abs(distances[nearest]) > math.log(_NEAR)
-        return None if far else nearest * math.exp(distances[nearest])
-
-    def _line(self) -> tuple[float, float] | None:
-        """Slope and height of log loss over log epochs of the smallest batch, if it falls."""
-        by_length: dict[float, list[float]] = {}
-        for record in self.near:
-            if record.run.batch_size == min(self.batches):
-                by_length.setdefault(record.trained, []).append(math.log(record.loss))
-        if len(by_length) < 2:
-            return None
-        heights = [fmean(values) for values in by_length.values()]
-        slope, height = np.polyfit(np.log(list(by_length)), heights, 1)
-        return (float(slope), float(height)) if slope < 0 else None
 
 
 def estimate(
@@ -145,16 +98,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the epochs that a larger batch needs, on the ranks of a job; collective.
 
-    Args:
-        loaded: The recipe.
-        job: The ranks.
-        out: Folder of the runs. One that holds runs of the same recipe is continued.
-        batches: Batch sizes to measure; default: three around the recipe's own.
-        epochs: Length of the target run, the smallest batch; default: the recipe's.
-        rule: How the learning rate follows the batch: ``linear`` or ``sqrt``; default: linear for
-            sgd, else sqrt.
-        minutes: Time after which no run is begun that would not end within it.
-        say: Is given a line about each run, on rank 0.
+    A folder ``out`` that holds runs of the same recipe is continued. No run is begun that would
+    not end within the ``minutes``. ``say`` is given a line about each run, on rank 0. The other
+    options are those of the command, with its defaults.
 
     Raises:
         RecipeError, DataError: The recipe, the data or the options do not allow an estimate, or the
@@ -163,14 +109,14 @@ def estimate(
     length = epochs or loaded.recipe.epochs
     with job.raise_on_all_ranks():
         base = Base.of(loaded, out, job.world_size, rule)
-        chosen = base.checked(batches or base.default_batches(length))
-        updates = base.updates(chosen, length)
+        chosen = base.checked(batches or base.default_batches())
+        updates = length * base.images / chosen[-1]
         if updates < FEWEST_UPDATES:
             raise RecipeError(
                 f"--epochs: {length:.3g} are too few for a batch of {chosen[-1]}, which makes "
                 f"{updates:.0f} updates in its shortest run where {FEWEST_UPDATES} are needed; "
-                f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs, or smaller "
-                "batches"
+                f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs, or "
+                "smaller --batches"
             )
     runner = Runner(base, job, minutes, say)
     runner.use(base.of_runs(chosen, length))
@@ -178,14 +124,7 @@ def estimate(
 
 
 class Runner:
-    """Makes runs as long as the time lasts, in the folder of an estimate.
-
-    Args:
-        base: The recipe.
-        job: The ranks; all make a runner together.
-        minutes: The time.
-        say: Is given a line about each run, on rank 0.
-    """
+    """Makes runs as long as the time lasts, in the folder of an estimate, on all ranks together."""
 
     def __init__(self, base: Base, job: Job, minutes: float, say: Callable[[str], None]) -> None:
         self.base, self.job, self.minutes = base, job, minutes
@@ -198,27 +137,24 @@ class Runner:
         """Make the runs, and repeat them while the time lasts and the interval is wide."""
         seed, smallest = self.base.recipe.seed, min(batches)
         lengths = dict.fromkeys(batches, epochs)
-        if self.make_all(first_runs(batches, epochs, seed)):
+        if self.make_all(runs_of(lengths, seed, first=True)):
             first = self._fit(self.records)
-            expected = (_expected(first, batch, batches) for batch in batches)
-            lengths = {b: epochs * f for b, f in zip(batches, expected, strict=True)}
+            lengths = {batch: epochs * _expected(first, batch, batches) for batch in batches}
             for repeat in range(_MOST_SEEDS):
-                diverging = {b for b in batches if not _finished(self._of(b))}
-                runs = further_runs(batches, lengths, seed + repeat)
-                runs = [run for run in runs if run.batch_size not in diverging]
+                trained = {r.run.batch_size for r in _finished(self.records)}
+                runs = [r for r in runs_of(lengths, seed + repeat) if r.batch_size in trained]
                 # Nothing may be left to compare the smallest batch with.
                 if {run.batch_size for run in runs} <= {smallest} or not self.make_all(runs):
                     break
                 found = self._fit(near_the_target(self.records, lengths))
-                if repeat + 1 >= _FEWEST_SEEDS and _is_narrow(found):
+                narrow = not isinstance(found, str) and found.high <= _NARROW * found.low
+                if repeat + 1 >= _FEWEST_SEEDS and narrow:
                     break
         near = near_the_target(self.records, lengths)
         found = self._fit(near)
         critical, why = (None, found) if isinstance(found, str) else (found, "")
-        records = tuple(self.records)
-        return Estimate(
-            self.base, epochs, batches, records, tuple(near), self.left_out, critical, why
-        )
+        records = (tuple(self.records), tuple(near))
+        return Estimate(self.base, epochs, batches, *records, self.left_out, critical, why)
 
     def make_all(self, runs: Sequence[Run]) -> bool:
         """Make those runs that have not been made; False once the time does not suffice."""
@@ -260,9 +196,6 @@ class Runner:
         passed = self.job.all_reduce_max(time.monotonic() - self._start)[0]
         return passed + speed * epochs <= 60 * self.minutes
 
-    def _of(self, batch: int) -> list[Record]:
-        return [record for record in self.records if record.run.batch_size == batch]
-
     def _fit(self, records: Sequence[Record]) -> CriticalBatch | str:
         """The critical batch by these runs, or why they do not tell it."""
         seen = [Observation(r.run.batch_size, r.trained, r.loss) for r in _finished(records)]
@@ -278,10 +211,7 @@ def near_the_target(records: Sequence[Record], lengths: dict[int, float]) -> lis
     It grows while the loss falls, so that the runs near the target say what is asked. A larger
     batch is first run as long as the target run, which leaves it above the target and tells how
     much longer it needs. Once runs of that length have finished, they take the place of the first.
-
-    Args:
-        records: Runs that ended.
-        lengths: For each batch size, the epochs in which it should reach the target.
+    ``lengths`` are the epochs in which each batch size should reach the target.
     """
     finished, smallest = _finished(records), min(lengths)
     is_near = {r.run: r.run.epochs == length_of(lengths[r.run.batch_size]) for r in finished}
@@ -298,12 +228,3 @@ def _expected(found: CriticalBatch | str, batch: int, batches: Sequence[int]) ->
     if isinstance(found, CriticalBatch):
         return found.factor(batch, min(batches))[0]
     return (max(batches) + batch) / (max(batches) + min(batches))
-
-
-def _is_narrow(found: CriticalBatch | str) -> bool:
-    return isinstance(found, CriticalBatch) and found.high <= _NARROW * found.low
-
-
-def _times(interval: Interval, by: float) -> Interval:
-    value, low, high = interval
-    return value * by, low * by, high * by

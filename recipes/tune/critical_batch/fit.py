@@ -1,24 +1,19 @@
 """Fit the epochs of a batch to a given loss: E(B) = E0 (1 + B / B_crit).
 
 The form follows from the noise of gradients (McCandlish et al. 2018, arXiv 1812.06162, equation
-2.11): far below the critical batch, epochs do not depend on the batch; far above it they grow in
-proportion, so that the number of updates stays the same. MLPerf's reference points of ResNet-50
-obey it within 7 %.
-
-It says that the loss of a run depends on its batch B and its epochs N only by its *effective
-epochs*, N / (1 + B / B_crit). Thus runs of any batches and lengths determine B_crit together: it is
-the value at which their losses lie on one curve. A run need not end at the target, and the target
-need not be known.
+2.11); MLPerf's reference points of ResNet-50 obey it within 7 %. It says that the loss of a run
+depends on its batch B and its epochs N only by its *effective epochs*, N / (1 + B / B_crit). Thus
+runs of any batches and lengths determine B_crit together: it is the value at which their losses lie
+on one curve. A run need not end at the target, and the target need not be known.
 
 The interval is that of the profile likelihood: those B_crit whose sum of squared residuals is not
 significantly larger than the least one, by the F distribution. It holds what the model does not
 explain as well as the noise of the runs, but not what changes beyond the largest batch: there, a
 learning rate that follows a rule may stop to work before the law does.
 
-Epochs can also grow less than the law says. A step of LARS has a length that does not depend on the
-size of the gradient, and follows the gradient without noise with a share of 1 / sqrt(1 + B_crit /
-B). If its rate grows with the root of the batch and no curvature limits it, E(B) = E0 sqrt(1 + B /
-B_crit). Where the rate follows by the root, intervals of epochs reach to that form's.
+A step of LARS has a length that does not depend on the size of the gradient. If its rate grows with
+the root of the batch and nothing else limits it, epochs grow less: E(B) = E0 sqrt(1 + B / B_crit).
+Where the rate follows by the root, intervals of epochs reach to that form's.
 """
 
 from __future__ import annotations
@@ -42,13 +37,10 @@ _POINTS = 1401  # of the grid over the critical batch, about 1 % apart
 
 @dataclass(frozen=True)
 class Observation:
-    """The loss that a run reached.
+    """The loss that a run of a global batch size reached.
 
-    Attributes:
-        batch_size: Global batch size in images.
-        epochs: Length of the run in epochs.
-        loss: Training loss near its end, above the lowest that any prediction can have (with
-            label smoothing, the entropy of the smoothed labels): a quantity that falls to 0.
+    It is the training loss near its end, above the lowest that any prediction can have (with label
+    smoothing, the entropy of the smoothed labels): a quantity that falls to 0.
     """
 
     batch_size: int
@@ -58,29 +50,17 @@ class Observation:
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """A critical batch with its interval.
+    """A critical batch with its interval, and the batches that it was estimated from."""
 
-    Attributes:
-        batch_size: The estimate, in images; infinite if larger batches cost nothing.
-        low: Lower end of the interval.
-        high: Upper end of the interval; may be infinite.
-        smallest: The smallest batch that it was estimated from.
-        largest: The largest batch that it was estimated from.
-        noise: Standard deviation of the residuals, relative to the fitted quantity.
-        degrees_of_freedom: Number of observations beyond the number of fitted values.
-        exponent: Power of 1 + B / B_crit in the law.
-        by_root: The fit with the exponent 1/2 to the same runs, where the rate follows the batch
-            by the square root.
-    """
-
-    batch_size: float
+    batch_size: float  # in images; infinite if larger batches cost nothing
     low: float
-    high: float
+    high: float  # may be infinite
     smallest: int
     largest: int
-    noise: float
-    degrees_of_freedom: int
-    exponent: float = 1.0
+    noise: float  # standard deviation of the residuals, relative to the fitted quantity
+    degrees_of_freedom: int  # observations beyond the number of fitted values
+    exponent: float = 1.0  # of 1 + B / B_crit in the law
+    #: The fit with the exponent 1/2, where the rate follows the batch by the square root.
     by_root: CriticalBatch | None = None
 
     @property
@@ -115,12 +95,8 @@ def fit_losses(
     """Fit the critical batch to the losses of runs of several batches and lengths.
 
     The logarithm of the loss is a polynomial of the logarithm of effective epochs, of degree 2
-    where there are at least three lengths and six runs, else of degree 1.
-
-    Args:
-        observations: The runs.
-        rule: How the learning rate followed the batch: ``linear`` or ``sqrt``.
-        exponent: Power of 1 + B / B_crit in the law.
+    where there are at least three lengths and six runs, else of degree 1. ``rule`` is how the
+    learning rate followed the batch.
 
     Raises:
         RecipeError: There are too few runs, batches or lengths, or losses do not fall with epochs.
@@ -135,7 +111,7 @@ def fit_losses(
     log_loss = np.log([o.loss for o in usable])
     sizes = np.array([o.batch_size for o in usable], dtype=float)
     log_epochs = np.log([o.epochs for o in usable])
-    degree = _degree(log_epochs)
+    degree = 2 if len(usable) >= 6 and len({*log_epochs.round(6)}) >= 3 else 1
     freedom = len(usable) - degree - 2
     if freedom < 1:
         raise RecipeError(
@@ -162,11 +138,6 @@ def fit_losses(
     return fitted
 
 
-def _degree(log_epochs: NDArray[np.float64]) -> int:
-    """The degree of the curve's polynomial, by how many lengths its runs have."""
-    return 2 if len(log_epochs) >= 6 and len({*log_epochs.round(6)}) >= 3 else 1
-
-
 def profile(
     residuals: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     sizes: NDArray[np.float64],
@@ -174,10 +145,8 @@ def profile(
 ) -> CriticalBatch:
     """Return the critical batch of least squares, with the interval of its profile likelihood.
 
-    Args:
-        residuals: Returns a row of residuals for each of an array of critical batches.
-        sizes: Batch size of each observation.
-        freedom: Number of observations beyond the number of fitted values.
+    ``residuals`` returns a row for each of an array of critical batches; ``sizes`` are the batch
+    sizes of the observations, of which ``freedom`` are beyond the number of fitted values.
     """
     from scipy.stats import f
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,13 +32,7 @@ LAST = 0.15
 
 @dataclass(frozen=True)
 class Run:
-    """A run to make.
-
-    Attributes:
-        batch_size: Global batch size in images.
-        epochs: Number of epochs that it trains.
-        seed: Seed of its weights and of the order of its images.
-    """
+    """A run to make: its global batch size, epochs and seed."""
 
     batch_size: int
     epochs: float
@@ -55,55 +49,30 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """A run that ended, as its folder tells it.
-
-    Attributes:
-        run: The run.
-        status: ``finished`` or ``diverged``.
-        loss: Mean training loss over the last part of the run, above the lowest that is possible;
-            infinite if it diverged.
-        top1: Accuracy on the held-out images at the end, in percent; 0 if it diverged.
-        trained: Epochs of training that it cost.
-        seconds: Time of its training steps.
-        precision: Precision that it ran in, chosen by the trainer where the recipe says ``auto``.
-    """
+    """A run that ended, as its folder tells it."""
 
     run: Run
     status: Literal["finished", "diverged"]
+    #: Mean training loss over the last part of the run, above the lowest that is possible; infinite
+    #: if it diverged.
     loss: float
-    top1: float
-    trained: float
-    seconds: float
-    precision: str
+    top1: float  # percent of the held-out images at the end; 0 if it diverged
+    trained: float  # epochs of training that it cost
+    seconds: float  # of its training steps
+    precision: str  # that it ran in, chosen by the trainer where the recipe says ``auto``
 
 
-def first_runs(batches: Sequence[int], epochs: float, seed: int) -> list[Run]:
-    """All batches at the length of the target run, and the smallest one at two lengths around it.
+def runs_of(lengths: Mapping[int, float], seed: int, *, first: bool = False) -> list[Run]:
+    """Each batch at its length, and the smallest at two lengths around it, shortest first.
 
-    Shortest first, so that the speed is known early.
+    The shortest come first so that the speed is known early. The smallest batch is run at its own
+    length, which is the target's, only by the first runs. The critical batch grows while the loss
+    falls, so that runs say most about a target if they end near it.
     """
-    around = [Run(min(batches), length_of(epochs * part), seed) for part in AROUND]
-    return _shortest_first([*around, *(Run(batch, length_of(epochs), seed) for batch in batches)])
-
-
-def further_runs(batches: Sequence[int], lengths: dict[int, float], seed: int) -> list[Run]:
-    """The larger batches at the lengths at which they should reach the target, and the smallest.
-
-    The critical batch grows while the loss falls, so that runs say most about a target if they end
-    near it.
-
-    Args:
-        batches: Batch sizes.
-        lengths: For each of them, the epochs in which it should reach the target.
-        seed: Seed of the runs.
-    """
-    smallest = min(batches)
-    around = [Run(smallest, length_of(lengths[smallest] * part), seed) for part in AROUND]
-    larger = [Run(batch, length_of(lengths[batch]), seed) for batch in batches if batch > smallest]
-    return _shortest_first([*around, *larger])
-
-
-def _shortest_first(runs: Sequence[Run]) -> list[Run]:
+    smallest = min(lengths)
+    own = [(batch, epochs) for batch, epochs in lengths.items() if first or batch > smallest]
+    own += [(smallest, lengths[smallest] * part) for part in AROUND]
+    runs = [Run(batch, length_of(epochs), seed) for batch, epochs in own]
     return sorted(runs, key=lambda run: (run.epochs, run.batch_size))
 
 

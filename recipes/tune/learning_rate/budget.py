@@ -27,17 +27,11 @@ UPDATES = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """What a trial takes: ``start`` and, for the recipe's whole length, ``whole`` more.
+    """What a trial takes: ``start`` and, for the recipe's whole length, ``whole`` more."""
 
-    Attributes:
-        start: Its start and its evaluations.
-        whole: A run of the recipe's length without these.
-        unit: ``seconds``, or ``runs`` of the recipe.
-    """
-
-    start: float
+    start: float  # its start and its evaluations
     whole: float
-    unit: str
+    unit: str  # ``seconds``, or ``runs`` of the recipe
 
     def of(self, share: float) -> float:
         """Cost of a trial of a share of the recipe's length."""
@@ -57,13 +51,9 @@ class Plan:
 
 
 def plan(budget: float, cost: Cost, total_steps: int, spent: float = 0.0) -> Plan:
-    """Fit the lengths of trials to a budget.
+    """Fit the lengths of trials of a recipe of ``total_steps`` updates to a budget.
 
-    Args:
-        budget: What the search may take, in the unit of ``cost``.
-        cost: What trials take.
-        total_steps: Number of updates of the recipe.
-        spent: What has been spent already.
+    The budget, of which a part may have been ``spent`` already, is in the unit of ``cost``.
 
     Raises:
         RecipeError: The budget does not hold the fewest of the shortest trials.
@@ -100,13 +90,6 @@ def describe(planned: Plan, cost: Cost, budget: float, epochs: float) -> str:
 
 
 def holds_coarse(number: int, left: float, planned: Plan, cost: Cost) -> bool:
-    """Whether a further coarse trial fits, and the fine ones after it.
-
-    Args:
-        number: Number of coarse trials so far.
-        left: What is left of the budget.
-        planned: The lengths.
-        cost: What trials take.
-    """
+    """Whether after a number of coarse trials one more fits, and the fine ones after it."""
     reserved = (3 if number < FEWEST else FINE_TRIALS) * cost.of(planned.fine)
     return number < MOST and cost.of(planned.coarse) + reserved <= left + 1e-9

@@ -29,11 +29,7 @@ def rate_at(centre: float, place: int) -> float:
 def next_place(results: Results, centre: float, lowest: float, highest: float) -> tuple[int, int]:
     """Return place and seed of the next trial; those of one that there is if none is left.
 
-    Args:
-        results: Trials so far.
-        centre: The rate at place 0.
-        lowest: Lowest rate that may be tried.
-        highest: Highest rate that may be tried.
+    ``centre`` is the rate at place 0; no rate below ``lowest`` or above ``highest`` is tried.
     """
     line = {place: score for (place, seed), score in results.items() if not seed}
     if 0 not in line:

@@ -58,8 +58,8 @@ def numbers(found: Found) -> dict[str, Any]:
         "overrides": [without_secrets(each) for each in found.overrides],
         "best": asdict(found.best),
         "behind": {
-            f"{t.lr:g}": round(_behind(found, t), 3) if t.score > WORST else None
-            for t in _neighbours(found)
+            f"{t.lr:g}": round(found.behind(t), 3) if t.score > WORST else None
+            for t in found.neighbours
         },
         "held_out": found.held_out,
         "epochs_of_a_run": found.epochs,
@@ -84,10 +84,10 @@ def summary(found: Found) -> list[str]:
     if own := next((t for t in found.trials if t.stage == "coarse" and t.number == 0), None):
         result = f"{own.top1:.2f} %" if own.state == "finished" else own.state
         lines.append(f"the recipe's own rate, {own.lr:g}, in a coarse trial: {result}")
-    for near in _neighbours(found):
+    for near in found.neighbours:
         result = "training diverges"
         if near.score > WORST:
-            points = _behind(found, near)
+            points = found.behind(near)
             result = f"top-1 is {abs(points):.2f} points {'lower' if points >= 0 else 'higher'}"
             result += f", loss {(near.loss or 0.0) - (best.loss or 0.0):+.4f}"
         lines.append(f"neighbour: at learning rate {near.lr:g}, all else the same, {result}")
@@ -143,33 +143,28 @@ def recipe_text(found: Found) -> str:
 
 def draw(found: Found) -> Path:
     """Draw accuracy over the learning rate with the best one marked; return the picture's path."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     best = found.best
-
-    def plot(trials: list[Tried], style: str, label: str, **look: Any) -> None:
-        places = [(t.lr, t.top1 or 0.0) for t in trials]
-        if places:
-            axes.plot(*zip(*places, strict=True), style, label=label, **look)
-
-    coarse = [t for t in found.trials if t.stage == "coarse"]
-    fine = sorted((t for t in found.trials if t.stage == "fine"), key=lambda t: t.lr)
-    ended = [t for t in coarse if t.state != "diverged"]
-    plot(ended, "o", "short trial, each with its own warm-up", color="tab:gray", alpha=0.6)
-    plot([t for t in found.trials if t.state == "diverged"], "x", "diverged", color="tab:red")
-    fine = [t for t in fine if t.state == "finished"]
+    ended = [t for t in found.trials if t.state != "diverged"]
+    fine = [t for t in ended if t.stage == "fine" and t.state == "finished"]
     length = f"long trial, with the chosen warm-up, {best.warmup:.0%} of the run"
-    plot([t for t in fine if not t.seed], "s-", length, color="tab:blue")
-    plot([t for t in fine if t.seed], "s", "second seed", mfc="none", color="tab:blue")
-    if coarse:
-        own = f"the recipe's own rate, {coarse[0].lr:g}"
-        axes.axvline(coarse[0].lr, ls=":", color="black", label=own)
-    chosen = f"chosen: {best.lr:g}, {best.top1:.2f} %"
-    plot([best], "*", chosen, ms=18, color="tab:orange", mec="black")
+    shown = (
+        ("tab:gray", "o", "short trial, each with its own warm-up",
+         [t for t in ended if t.stage == "coarse"]),
+        ("tab:red", "x", "diverged", [t for t in found.trials if t.state == "diverged"]),
+        ("tab:blue", "s-", length, [t for t in fine if not t.seed]),
+        ("tab:cyan", "D", "second seed", [t for t in fine if t.seed]),
+        ("tab:orange", "*", f"chosen: {best.lr:g}, {best.top1:.2f} %", [best]),
+        ("black", "|", "the recipe's own rate, in a short trial", found.trials[:1]),
+    )  # fmt: skip
+    for color, style, label, trials in shown:
+        points = sorted((t.lr, t.top1 or 0.0) for t in trials)
+        if points:
+            size = 18 if style in "*|" else 6
+            axes.plot(*zip(*points, strict=True), style, color=color, label=label, ms=size)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("peak learning rate")
@@ -183,16 +178,3 @@ def draw(found: Found) -> Path:
     except OSError as error:
         raise RecipeError(f"--out: cannot write {path}: {error}") from None
     return path
-
-
-def _neighbours(found: Found) -> list[Tried]:
-    """The trials at the rates beside the best one, with the same seed."""
-    if found.best not in found.line.values():
-        return []
-    places = (found.best.place - 1, found.best.place + 1)
-    return [found.line[place, 0] for place in places if (place, 0) in found.line]
-
-
-def _behind(found: Found, trial: Tried) -> float:
-    """By how many points a trial is behind the best one."""
-    return (found.best.top1 or 0.0) - (trial.top1 or 0.0)

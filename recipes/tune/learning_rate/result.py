@@ -20,33 +20,19 @@ State = Literal["running", "finished", "pruned", "diverged", "out of time", "int
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial.
+    """A trial, with what its last evaluation on the held-out images found."""
 
-    Attributes:
-        stage: ``coarse`` or ``fine``.
-        number: Its number in the stage, from 0.
-        lr: Its peak learning rate.
-        warmup: Its warm-up as a share of the run.
-        state: Whether it runs, or how it ended.
-        place: Place of its rate on the line of the fine stage, 0 at the centre.
-        seed: 0 if it trained with the recipe's seed, 1 with the one after it.
-        top1: Accuracy in percent at the last evaluation, on the held-out images; None before any.
-        loss: Mean loss there; None before any, or if it was not finite.
-        epochs: Epochs of training images that it has taken.
-        seconds: Time that it took; 0 until it has ended.
-    """
-
-    stage: str
-    number: int
-    lr: float
-    warmup: float
+    stage: str  # ``coarse`` or ``fine``
+    number: int  # in the stage, from 0
+    lr: float  # at its peak
+    warmup: float  # as a share of the run
     state: State
-    place: int = 0
-    seed: int = 0
-    top1: float | None = None
-    loss: float | None = None
-    epochs: float = 0.0
-    seconds: float = 0.0
+    place: int = 0  # of its rate on the line of the fine stage, 0 at the centre
+    seed: int = 0  # 0 if it trained with the recipe's seed, 1 with the one after it
+    top1: float | None = None  # percent; None before any evaluation
+    loss: float | None = None  # mean; None before any, or if it was not finite
+    epochs: float = 0.0  # of training images that it has taken
+    seconds: float = 0.0  # 0 until it has ended
 
     @classmethod
     def of(cls, stage: str, trial: FrozenTrial) -> Tried:
@@ -80,31 +66,30 @@ Line = Mapping[tuple[int, int], Tried]
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        recipe: Name or path of the recipe.
-        overrides: Overrides that the user gave.
-        best: The best trial.
-        best_overrides: Overrides that give the recipe the best trial's values at full length.
-        trials: All trials, coarse ones first.
-        line: Those on the line of the fine stage.
-        space: The ranges.
-        epochs: Epochs of a run of the recipe.
-        held_out: Number of training images that scored the trials.
-        folder: Folder of the study.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...]
+    recipe: str  # name or path
+    overrides: tuple[str, ...]  # that the user gave
     best: Tried
-    best_overrides: tuple[str, ...]
-    trials: tuple[Tried, ...]
-    line: Line
+    best_overrides: tuple[str, ...]  # that give the recipe the best values at full length
+    trials: tuple[Tried, ...]  # coarse ones first
+    line: Line  # those on the line of the fine stage
     space: Space
-    epochs: float
-    held_out: int
-    folder: Path
+    epochs: float  # of a run of the recipe
+    held_out: int  # training images that scored the trials
+    folder: Path  # of the study
+
+    @property
+    def neighbours(self) -> list[Tried]:
+        """The trials at the rates beside the best one, with the same seed."""
+        if self.best not in self.line.values():
+            return []
+        places = (self.best.place - 1, self.best.place + 1)
+        return [self.line[place, 0] for place in places if (place, 0) in self.line]
+
+    def behind(self, trial: Tried) -> float:
+        """By how many points a trial is behind the best one."""
+        return (self.best.top1 or 0.0) - (trial.top1 or 0.0)
 
 
 def best_of(trials: Iterable[Tried]) -> Tried | None:

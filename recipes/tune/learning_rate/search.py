@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +49,13 @@ def search(
     runs: float | None = None,
     say: Callable[[str], None] = print,
 ) -> Found:
-    """Search for the best peak learning rate and warm-up of a recipe.
+    """Search for the best peak learning rate and warm-up of a recipe; collective.
 
     After each trial, and whatever ends the search, ``recipe.yaml`` and ``trials.json`` in ``out``
-    have the best settings so far. The same call resumes a search that was interrupted.
-
-    Args:
-        recipe: Name or path of the recipe.
-        overrides: Overrides of the form ``key=value``, for every trial. ``data.holdout`` sets the
-            number of training images that score the trials; by default a tenth of them.
-        job: The ranks; all call this together, and train each trial together.
-        out: Folder of the study, which is made or continued.
-        lr: Range of the peak learning rate. Default: a factor of 30 around the recipe's.
-        minutes: Time of this call, if ``runs`` is None.
-        runs: Budget of the whole study in runs of the recipe, of any time.
-        say: Is given a line for each trial, on rank 0.
-
-    Returns:
-        The result, on every rank.
+    have the best settings so far. The same call resumes a search that was interrupted. The
+    overrides are for every trial. ``runs`` is the budget of the whole study in runs of the recipe;
+    if it is None, ``minutes`` is that of this call. ``say`` is given a line for each trial on
+    rank 0.
 
     Raises:
         RecipeError, DataError: The recipe, the data or an option is invalid, the budget is too
@@ -76,7 +65,8 @@ def search(
     for name, limit in (("minutes", minutes), ("runs", runs)):
         if limit is not None and not 0 < limit < math.inf:
             raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
-    found = _Search(recipe, overrides, job, Path(out), lr, minutes, runs, say)
+    spoken = say if job.is_main else lambda line: None
+    found = _Search(recipe, list(overrides), job, Path(out), lr, minutes, runs, spoken)
     with ExitStack() as stack:
         with job.raise_on_all_ranks():
             found.prepare()
@@ -85,101 +75,94 @@ def search(
         return found.run()
 
 
+@dataclass
 class _Search:
     """A search on the ranks of a job; its study is on rank 0."""
 
-    def __init__(
-        self,
-        recipe: str,
-        overrides: Sequence[str],
-        job: Job,
-        out: Path,
-        lr: tuple[float, float] | None,
-        minutes: float,
-        runs: float | None,
-        say: Callable[[str], None],
-    ) -> None:
+    recipe: str
+    given: list[str]
+    job: Job
+    out: Path
+    range: tuple[float, float] | None
+    minutes: float
+    runs: float | None
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._began = time.monotonic()
-        self._recipe, self._job, self._out = recipe, job, out
-        self._range, self._minutes, self._runs = lr, minutes, runs
-        self._given, self._say = list(overrides), say if job.is_main else lambda line: None
         self._precision: list[str] = []  # of the trial before, which `auto` takes time to choose
         self._late: list[float] = []  # how much longer trials of this call took than expected
 
     def prepare(self) -> None:
         """Check what was asked for, before anything is written."""
-        asked = load(self._recipe, self._given).recipe
+        asked = load(self.recipe, self.given).recipe
         if asked.resume.from_:
             raise RecipeError("resume: trials start anew; valid here: resume=false")
         self._held_out = held_out(asked)
         hold_out = f"data.holdout={self._held_out}"
         # Without what a trial cannot have, or what its settings replace.
         dropped = ("scale", "run_dir", "evaluate_every")
-        self._asked = [o for o in self._given if o.partition("=")[0].strip() not in dropped]
+        self._asked = [o for o in self.given if o.partition("=")[0].strip() not in dropped]
         self._base = [*self._asked, hold_out]
         # With the user's `scale`, from which the rates start.
-        loaded = load(self._recipe, [*self._given, hold_out])
-        self._name, self._full = loaded.name, loaded.recipe
+        self._full = load(self.recipe, [*self.given, hold_out]).recipe
         images = len(build_sources(self._full)[0])
-        self._timeline = timeline_of(self._full, images, self._job.world_size)
-        self._space = space_of(self._full, self._timeline, self._range)
+        self._timeline = timeline_of(self._full, images, self.job.world_size)
+        self._space = space_of(self._full, self._timeline, self.range)
         self._first = first_settings(self._full, self._timeline, self._space)
-        load(self._recipe, self._overrides(self._first[-1], 1.0))
+        load(self.recipe, self._overrides(self._first[-1], 1.0))
 
     def open(self, stack: ExitStack) -> None:
         """Open the study on rank 0, which alone may write into the folder from now on."""
         try:
-            self._out.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(self._out, self._say))
-            self._study = Study(self._out, self._full, self._space)
+            self.out.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(self.out, self.say))
+            self._study = Study(self.out, self._full, self._space)
         except OSError as error:
             raise RecipeError(
-                f"--out: cannot write into {self._out}: {error.strerror}; valid: another folder"
+                f"--out: cannot write into {self.out}: {error.strerror}; valid: another folder"
             ) from None
 
     def run(self) -> Found:
         """Make trials until the budget is used up or no trial is left to make."""
         self._plan_trials()
         while True:
-            with self._job.raise_on_all_ranks():
-                own = self._next() if self._job.is_main else None
-            trial = self._job.gather(own)[0]
+            with self.job.raise_on_all_ranks():
+                own = self._next() if self.job.is_main else None
+            trial = self.job.gather(own)[0]
             if trial is None:
                 break
             self._make(trial)
-        with self._job.raise_on_all_ranks():
-            if self._job.is_main and not self._write():
+        with self.job.raise_on_all_ranks():
+            if self.job.is_main and not self._write():
                 rate, number = self._space["lr"], len(self._study.trials())
                 raise RecipeError(
                     f"--lr: all {number} trials, from {rate.low:g} to {rate.high:g}, diverged; "
                     "valid: a range of lower rates"
                 )
-        found = self._job.gather(self._found() if self._job.is_main else None)[0]
+        found = self.job.gather(self._found() if self.job.is_main else None)[0]
         assert found is not None
         return found
 
     def _plan_trials(self) -> None:
         """Fit the lengths of trials to the budget; those of a study that goes on stay."""
-        own = self._study.note("plan") if self._job.is_main else None
-        known: dict[str, dict[str, Any]] | None = self._job.gather(own)[0]
-        timed = None
-        if self._runs is not None:
-            cost, budget = Cost(0.0, 1.0, "runs"), self._runs
-        else:
-            budget = 60 * self._minutes
-            if known is not None and known["cost"]["unit"] == "seconds":
-                cost = Cost(**known["cost"])
-            else:
-                cost = timed = self._timed()
-        with self._job.raise_on_all_ranks():
-            spent = time.monotonic() - self._began if timed else 0.0
+        own = self._study.note("plan") if self.job.is_main else None
+        known: dict[str, dict[str, Any]] | None = self.job.gather(own)[0]
+        budget = 60 * self.minutes if self.runs is None else self.runs
+        cost, spent = Cost(0.0, 1.0, "runs"), 0.0
+        if self.runs is None and known is not None and known["cost"]["unit"] == "seconds":
+            cost = Cost(**known["cost"])
+        elif self.runs is None:
+            cost = self._timed()
+            spent = self.job.gather(time.monotonic() - self._began)[0]  # one plan for all ranks
+        with self.job.raise_on_all_ranks():
             planned = plan(budget, cost, self._timeline.total_steps, spent)
             if known is not None:
                 planned = Plan(**known["plan"])
-            elif self._job.is_main:
+            elif self.job.is_main:
                 self._study.set_note("plan", {"plan": asdict(planned), "cost": asdict(cost)})
         self._budget, self._cost, self._plan = budget, cost, planned
-        self._say(describe(planned, cost, budget - spent, self._full.epochs))
+        self.say(describe(planned, cost, budget - spent, self._full.epochs))
 
     def _timed(self) -> Cost:
         """What a trial takes, by a few updates at the lowest rate and an evaluation.
@@ -187,29 +170,26 @@ class _Search:
         A run of one update comes first: it imports what no later one has to, and chooses the
         precision.
         """
-        total = self._timeline.total_steps
+        total, folder = self._timeline.total_steps, self.out / "trials" / "timed"
         lowest = self._first[0]._replace(lr=self._space["lr"].low)
-        self._short_run(lowest, min(1.0, 1.01 / total), "evaluate_every=null")
-        share = min(1.0, (TIMED_UPDATES + 0.01) / total)
-        outcome = self._short_run(lowest, share, "log_every=1", "evaluate_every=1dur")
+        often = ("log_every=1", "evaluate_every=1dur")
+        for updates, keys in ((1, ("evaluate_every=null",)), (TIMED_UPDATES, often)):
+            given = self._overrides(lowest, min(1.0, (updates + 0.01) / total))
+            try:
+                outcome = measure(self.recipe, [*given, *keys], self.job, folder)
+            finally:
+                if self.job.is_main:
+                    shutil.rmtree(folder, ignore_errors=True)
+            self._ended(outcome)
         step, once = outcome.step_seconds, outcome.evaluation_seconds
         start = outcome.seconds - outcome.readings[-1].step * step - once
         return Cost(max(0.0, start) + once / EVALUATE_EVERY, step * total, "seconds")
 
-    def _short_run(self, settings: Settings, share: float, *keys: str) -> Outcome:
-        """Make a run that is no trial, and leave nothing of it but the precision."""
-        folder = self._out / "trials" / "timed"
-        try:
-            outcome = measure(
-                self._recipe, [*self._overrides(settings, share), *keys], self._job, folder
-            )
-        finally:
-            if self._job.is_main:
-                shutil.rmtree(folder, ignore_errors=True)
+    def _ended(self, outcome: Outcome) -> None:
+        """Keep the precision that a run chose, and end if a signal came during it."""
         self._precision = [f"precision={outcome.precision}"]
         if outcome.signal:
             raise SystemExit(128 + outcome.signal)
-        return outcome
 
     def _overrides(self, settings: Settings, share: float) -> list[str]:
         return [
@@ -234,7 +214,7 @@ class _Search:
         centre, line = self._line(trials)
         if centre is None or self._cost.of(self._plan.fine) > left + 1e-9:
             return None
-        lowest, highest = self._range or (lowest_peak(self._full), math.inf)
+        lowest, highest = self.range or (lowest_peak(self._full), math.inf)
         scores = {at: t.score for at, t in line.items()}
         place, seed = next_place(scores, centre.lr, lowest, highest)
         if (place, seed) in line:
@@ -243,10 +223,7 @@ class _Search:
         return self._study.begin_fine(settings, place, seed)
 
     def _line(self, trials: Sequence[Tried]) -> tuple[Tried | None, Line]:
-        """The best coarse trial, and the line around it.
-
-        A coarse trial that is as long as a fine one is on the line itself.
-        """
+        """The best coarse trial, and the line around it, on which it is if it is as long."""
         centre = best_of(t for t in trials if t.stage == "coarse")
         alike = self._plan.coarse == self._plan.fine and centre and centre.state == "finished"
         own = {(0, 0): centre} if centre and alike else {}
@@ -258,8 +235,8 @@ class _Search:
         share = self._plan.coarse if tried.stage == "coarse" else self._plan.fine
         overrides = self._overrides(tried.settings, share)
         overrides.append(f"seed={self._full.seed + tried.seed}")
-        folder = self._out / "trials" / f"{tried.stage}-{tried.number:03d}"
-        is_main = self._job.is_main
+        folder = self.out / "trials" / f"{tried.stage}-{tried.number:03d}"
+        is_main = self.job.is_main
         stopped: list[State] = []
 
         def watch(reading: Reading) -> str | None:
@@ -270,9 +247,7 @@ class _Search:
             return stopped[-1] if stopped else None
 
         try:
-            outcome = measure(
-                self._recipe, overrides, self._job, folder, watch if is_main else None
-            )
+            outcome = measure(self.recipe, overrides, self.job, folder, watch if is_main else None)
         except BaseException:
             if is_main:
                 with suppress(Exception):
@@ -282,17 +257,15 @@ class _Search:
         finally:
             if is_main:
                 shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        with self._job.raise_on_all_ranks():
+        with self.job.raise_on_all_ranks():
             if is_main:
                 state = _state(outcome, stopped)
                 ended = self._study.tell(state, epochs=outcome.epochs, seconds=outcome.seconds)
-                self._say(report.describe(ended))
+                self.say(report.describe(ended))
                 self._write()
                 if state == "finished":
                     self._late.append(outcome.seconds / max(1e-9, self._cost.of(share)))
-        self._precision = [f"precision={outcome.precision}"]
-        if outcome.signal:
-            raise SystemExit(128 + outcome.signal)
+        self._ended(outcome)
 
     def _found(self) -> Found | None:
         """The best so far; None if there is nothing, or all diverged."""
@@ -303,18 +276,17 @@ class _Search:
             best = line[best_place(scores), 0]
         if best is None:
             return None
-        tuned = trial_overrides(self._full, self._timeline, best.settings)
         return Found(
-            recipe=self._recipe,
+            recipe=self.recipe,
             overrides=tuple(self._asked),
             best=best,
-            best_overrides=tuple(tuned),
+            best_overrides=tuple(trial_overrides(self._full, self._timeline, best.settings)),
             trials=tuple(trials),
             line=line,
             space=self._space,
             epochs=self._full.epochs,
             held_out=self._held_out,
-            folder=self._out,
+            folder=self.out,
         )
 
     def _write(self) -> bool:

@@ -38,12 +38,7 @@ FIRST_PLACES = (0.3, 0.7, 0.1, 0.9)
 
 
 def space_of(recipe: Recipe, timeline: Timeline, lr: tuple[float, float] | None) -> Space:
-    """Return the ranges of a search.
-
-    Args:
-        recipe: The recipe.
-        timeline: The timeline of its run.
-        lr: Range of the learning rate. Default: a factor of :data:`REACH` around the recipe's.
+    """Return the ranges of a search; by default a factor of :data:`REACH` around the recipe's rate.
 
     Raises:
         RecipeError: The range is empty, or lower than the ends of the recipe's schedule.
@@ -51,9 +46,7 @@ def space_of(recipe: Recipe, timeline: Timeline, lr: tuple[float, float] | None)
     least, own = lowest_peak(recipe), recipe.optimizer.lr
     if lr is None:
         if own == 0:
-            raise RecipeError(
-                "optimizer.lr: 0 gives no range of rates; give one with --lr LOW,HIGH"
-            )
+            raise RecipeError("optimizer.lr: 0 gives no range of rates; valid: --lr LOW..HIGH")
         lr = max(rounded(own / REACH), least), max(rounded(own * REACH), 2 * least)
     elif not (0 < lr[0] < lr[1] < math.inf):
         raise RecipeError(
@@ -102,14 +95,7 @@ def rounded(value: float) -> float:
 def trial_overrides(
     recipe: Recipe, timeline: Timeline, settings: Settings, share: float = 1.0
 ) -> list[str]:
-    """Return the overrides that give a recipe the values of a trial and a share of its length.
-
-    Args:
-        recipe: The recipe.
-        timeline: The timeline of its run at full length.
-        settings: The trial's values.
-        share: Length of the trial over that of the recipe.
-    """
+    """Return the overrides that give a recipe the values of a trial and a share of its length."""
     schedule, found = recipe.schedule, []
     if share != 1:
         whole = recipe.model_copy(update=relative_lengths(recipe, timeline))

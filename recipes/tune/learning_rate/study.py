@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,7 @@ PRUNED_FROM, BEHIND, FEWEST_TO_PRUNE = 2, 80.0, 5
 
 
 class Study:
-    """The trials of a search, of which one at a time runs.
-
-    Args:
-        folder: Folder of the journal. Nobody else may write into it.
-        recipe: The recipe.
-        space: The ranges.
+    """The trials of a search, of which one at a time runs, in a folder for it alone.
 
     Raises:
         RecipeError: The folder holds a study of something else, or a journal that cannot be read.
@@ -52,14 +48,9 @@ class Study:
         try:
             backend = JournalFileBackend(journal, JournalFileOpenLock(journal))
             storage = JournalStorage(backend)
+            create = partial(optuna.create_study, pruner=pruner, load_if_exists=True)
             self._studies = {
-                stage: optuna.create_study(
-                    study_name=stage,
-                    storage=storage,
-                    direction="maximize",
-                    pruner=pruner,
-                    load_if_exists=True,
-                )
+                stage: create(study_name=stage, storage=storage, direction="maximize")
                 for stage in ("coarse", "fine")
             }
         except (ValueError, KeyError) as error:
@@ -122,20 +113,16 @@ class Study:
     def begin_fine(self, settings: Settings, place: int, seed: int) -> Tried:
         """Begin a trial of the fine stage, at a place of its line and with a seed of training."""
         own = settings._asdict()
-        ranges = {
-            name: FloatDistribution(min(d.low, own[name]), max(d.high, own[name]), log=d.log)
-            for name, d in self._space.items()
-        }
-        self._studies["fine"].enqueue_trial(own)
-        return self._begin("fine", ranges, place=place, seed=seed)
+        fixed = {n: FloatDistribution(own[n], own[n], log=d.log) for n, d in self._space.items()}
+        return self._begin("fine", fixed, place=place, seed=seed)
 
     def _begin(self, stage: str, ranges: Space, **place: int) -> Tried:
         self._trial, self._stage, self._evaluations = self._studies[stage].ask({**ranges}), stage, 0
-        values = {name: rounded(value) for name, value in self._trial.params.items()}
-        self._set(**values, **place)
+        self._set(**{name: rounded(value) for name, value in self._trial.params.items()}, **place)
         return self._tried()
 
     def _tried(self) -> Tried:
+        """The trial that runs, or ended last."""
         trials = self._studies[self._stage].get_trials(deepcopy=False)
         return Tried.of(self._stage, trials[self._trial.number])
 

@@ -164,10 +164,10 @@ def test_a_schedule_counts_the_images_that_are_there(photos, tmp_path):
     assert points["stop_after"][1] == "12.00"
 
 
-def test_the_loss_scale_to_use_is_printed_and_plotted(photos, tmp_path, monkeypatch):
+def test_the_loss_scale_to_use_is_printed(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = [f"data.path={photos}", *BASE, "batch_size=8"]
-    result = run("tune", "precision", "digits", *keys, "--steps", 3, "--out", "out")
+    result = run("tune", "precision", "digits", *keys, "--steps", 3)
     assert result.exit_code == 0, result.stderr
     assert result.output.startswith("digits, 3 steps in FP32")
     best, largest = (
@@ -175,10 +175,9 @@ def test_the_loss_scale_to_use_is_printed_and_plotted(photos, tmp_path, monkeypa
         for words in ("use: loss_scale=", r"\(a factor of [0-9]+\): ")
     )
     assert 1 <= best <= largest
-    assert (tmp_path / "out" / "underflow.png").read_bytes().startswith(b"\x89PNG")
     for name in ("fc", "all layers"):
         assert len(re.search(f"\n{name} (.*)", result.output)[1].split()) == 5  # shares
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing of the run is kept
+    assert list(tmp_path.iterdir()) == []  # nothing of the run is kept
 
 
 def test_digits_are_prepared_twice_without_harm(tmp_path):
@@ -246,10 +245,6 @@ BAD = {
     "picture in no folder": (
         ["schedule", "digits", "data.path=nowhere", "--out", "nowhere/schedule.png"],
         "--out: cannot write nowhere/schedule.png: no such folder; valid: a folder that exists",
-    ),
-    "loss scale into a file, not a folder": (
-        ["tune", "precision", "digits", "--out", "{photos}/train/ant/000.JPEG"],
-        "--out: cannot write into {photos}/train/ant/000.JPEG: File exists",
     ),
     "loss scale of a run's newest checkpoint": (
         ["tune", "precision", "digits", "data.path={photos}", "resume=true"],

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from PIL import Image
 
 from largebatch.recipes.tune.critical_batch import estimate
 from tests.recipes.commands.test_app import run
@@ -25,7 +24,7 @@ def critical_batch(photos):
     return invoke
 
 
-def test_an_estimate_prints_a_table_and_writes_a_picture(critical_batch, monkeypatch, folder):
+def test_an_estimate_prints_a_table_and_writes_its_numbers(critical_batch, monkeypatch, folder):
     Law(8).install(monkeypatch)
     result = critical_batch("--batches", "2,4,8", "--epochs", "30", "--out", "mine")
     assert result.exit_code == 0, result.output
@@ -33,16 +32,14 @@ def test_an_estimate_prints_a_table_and_writes_a_picture(critical_batch, monkeyp
     assert "batch 2, 20 epochs, seed 0: training loss 0.1250, held-out" in result.output
     assert any(line.startswith("critical batch: 8 images (90 %:") for line in lines)
     rows = {line.split()[0]: line.split() for line in lines if line[:6].strip().isdigit()}
-    assert list(rows) == ["2", "4", "8", "16", "32"]
+    assert list(rows) == ["2", "4", "8", "16"]
     assert rows["16"][-3:] == ["1", "doubling", "beyond"]
-    assert rows["8"][-1] == "epochs"
-    assert "32 is further out" in result.output
-    assert lines[-2:] == ["mine/critical-batch.json", "mine/critical-batch.png"]
-    assert Image.open(folder / "mine/critical-batch.png").size[0] > 1000
+    assert rows["8"][-1] == "measured"
+    assert lines[-1] == "mine/critical-batch.json"
     content = json.loads((folder / "mine/critical-batch.json").read_text())
     assert content["determined"]
     assert content["critical_batch"]["batch_size"] == pytest.approx(8, rel=0.01)
-    assert [row["batch_size"] for row in content["batches"]] == [2, 4, 8, 16, 32]
+    assert [row["batch_size"] for row in content["batches"]] == [2, 4, 8, 16]
 
 
 @pytest.mark.slow("trains several runs")

@@ -17,14 +17,13 @@ from largebatch.recipes.training.folder.names import CHECKPOINTS
 from largebatch.recipes.training.folder.outcome import metrics_of
 from largebatch.recipes.training.timeline import learning_rates, timeline_of
 from largebatch.recipes.tune import trial as tune_runs
-from largebatch.recipes.tune.critical_batch.base import FEWEST_UPDATES, Base, label_entropy
+from largebatch.recipes.tune.critical_batch.base import Base, label_entropy
 from largebatch.recipes.tune.critical_batch.runs import (
     Run,
     final_loss,
-    first_runs,
-    further_runs,
     make,
     record_of,
+    runs_of,
 )
 from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import IMAGES, loaded
@@ -113,7 +112,7 @@ def test_all_batches_that_are_accepted_divide_into_passes_of_which_batch_norm_ha
 
 def test_images_per_forward_pass_suit_the_batch_norm_of_the_recipe(base):
     """Ghost batch norm needs whole parts."""
-    ghost = base("batch_size=24", "micro_batch_size=8", "batch_norm={over: ghost, images: 4}")
+    ghost = base("batch_size=24", "micro_batch_size=8", "batch_norm={images: 4}")
     assert ghost.of_runs((24, 12), 50.0).recipe.micro_batch_size == 4
     with pytest.raises(RecipeError, match=r"--batches: 6, 12 have no .*; valid: multiples of 4"):
         ghost.checked((6, 12))
@@ -140,37 +139,26 @@ def test_only_training_images_are_read(base, tmp_path, photos):
 
 
 def test_runs_lie_around_the_target():
-    first = first_runs((2, 4, 8), 30.0, 0)
+    first = runs_of(dict.fromkeys((2, 4, 8), 30.0), 0, first=True)
     assert [(run.batch_size, run.epochs) for run in first] == [
         *[(2, 20), (2, 30), (4, 30), (8, 30), (2, 45)]
     ]
-    then = further_runs((2, 4, 8), {2: 30.0, 4: 40.0, 8: 80.0}, 1)
+    then = runs_of({2: 30.0, 4: 40.0, 8: 80.0}, 1)
     assert [(run.batch_size, run.epochs) for run in then] == [(2, 20), (4, 40), (2, 45), (8, 80)]
     assert {run.seed for run in first} == {0}
     assert {run.seed for run in then} == {1}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "epochs", "batches"),
-    [
-        ([], 50, (2, 4, 8)),
-        ([], 3, (2, 4)),  # 8 makes too few updates, and 1 has no statistics
-        (["batch_size=24"], 500, (6, 12, 24)),  # 48 of 40 images
-        (["batch_size=26", "micro_batch_size=13"], 500, (13, 26)),
-    ],
-)
-def test_batches_are_chosen_by_the_length_of_the_run(base, overrides, epochs, batches):
-    made = base(*overrides)
-    assert made.default_batches(epochs) == batches
-    assert made.updates(batches, epochs) >= FEWEST_UPDATES
+def test_batches_are_around_the_recipes_own_by_default(base):
+    assert base().default_batches() == (2, 4, 8)
+    assert base("batch_size=13", "micro_batch_size=13").default_batches() == (13, 26)
 
 
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ((8, 41), r"--batches: 41 is not possible with 40 training images; valid: 1 to 40"),
         ((8, 0), "--batches: 0 is not possible"),
-        ((4,), "--batches: 4 is the only one; valid: one more, such as 4,8"),
+        ((4,), "--batches: 4 is the only one; valid: such as 4,8"),
         ((9,), "--batches: 9 does not divide into equal shares on 2 ranks; valid: a multiple of 2"),
         ((2, 8), "--batches: 2, 8 have no images per forward pass in .*; valid: multiples of 4"),
         ((6, 8), "--batches: 6, 8 have no images per forward pass in common"),  # 3 and 4 on a rank
@@ -196,9 +184,8 @@ def test_recipes_without_an_estimate_are_refused(base, override, message):
 
 
 def test_the_last_part_of_the_training_loss_counts():
-    assert final_loss([9.0] * 17 + [5.0, 3.0, 1.0]) == 3.0
-    assert final_loss([2.0]) == 2.0
-    assert final_loss([]) == float("inf")
+    for losses, expected in (([9.0] * 17 + [5.0, 3.0, 1.0], 3.0), ([2.0], 2.0), ([], float("inf"))):
+        assert final_loss(losses) == expected
 
 
 @pytest.mark.slow("trains")

@@ -60,9 +60,10 @@ def test_the_best_settings_are_found_from_a_rate_ten_times_off(photos, tmp_path,
     assert {r.seed for r in fakes.made} == {0, 1}
 
 
-def test_the_mean_of_two_seeds_decides(photos, tmp_path):
+def test_the_mean_of_two_seeds_is_told_and_the_precision_of_auto_chosen_once(photos, tmp_path):
     """Where a second seed is worse than the first one, that is part of the result."""
-    found, _ = run(photos, tmp_path, fakes=FakeRuns(seeds=-5.0))
+    found, fakes = run(photos, tmp_path, "precision=auto", fakes=FakeRuns(seeds=-5.0))
+    assert [r.precision for r in fakes.made][:3] == ["auto", "bf16", "bf16"]
     [first, second] = [t for t in found.trials if t.stage == "fine" and t.place == found.best.place]
     assert first.top1 == pytest.approx(second.top1 + 5)
     assert f"two seeds of the best: {first.top1:.2f} % and {second.top1:.2f} %" in report.summary(
@@ -76,20 +77,18 @@ def search_on_a_rank(photos, out):
 
     lines, job = [], Job(dist.get_rank(), 2, 2, torch.device("cpu"))
     found, fakes = run(photos, out, "optimizer.lr=40", job=job, runs=16.0, say=lines.append)
-    return found, [r.optimizer.lr for r in fakes.made], lines
+    clocks = FakeRuns(start=5.0 + dist.get_rank())  # which differ by rank
+    _, timed = run(photos, out / "timed", fakes=clocks, job=job, minutes=3.0)
+    made = [(r.optimizer.lr, r.epochs) for r in (*fakes.made, *timed.made)]
+    return found, made, lines
 
 
 def test_ranks_make_the_same_trials_and_one_of_them_speaks(photos, tmp_path):
     (first, made, lines), (second, same, none) = run_ranks(2, search_on_a_rank, photos, tmp_path)
     assert (first, made) == (second, same)
-    assert len(lines) == 1 + len(made)
+    assert len(lines) == 1 + len(first.trials) < len(made)
     assert none == []
     assert "pruned" in states(first)  # which rank 0 alone decides
-
-
-def test_the_precision_of_auto_is_chosen_once(photos, tmp_path):
-    _, fakes = run(photos, tmp_path, "precision=auto")
-    assert [r.precision for r in fakes.made][:3] == ["auto", "bf16", "bf16"]
 
 
 def test_each_trial_ends_for_the_reason_that_is_given(photos, tmp_path):
