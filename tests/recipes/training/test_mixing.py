@@ -12,6 +12,7 @@ from timm.data import mixup as timms
 from torchvision.transforms import v2
 
 from largebatch.pipeline import ImageFolder, Loader, Stage, Transform
+from largebatch.pipeline.order import Stream
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.targets import Mixing
@@ -63,12 +64,34 @@ def test_each_group_is_mixed_as_a_batch_of_timm_with_the_same_draws(dtype, form,
         monkeypatch.setattr(timm, "_params_per_batch", lambda lam=lam, cut=not whole: (lam, cut))
         box = ((top, bottom, left, right), own)
         monkeypatch.setattr(timms, "cutmix_bbox_and_lam", lambda *_, box=box, **__: box)
-        part = slice(8 * place, 8 * place + 8)
+        part = 8 * place + torch.tensor([0, 1, 2, 3, 7, 6, 5, 4])  # timm pairs first with last
         image, target = timm(images[part].float(), labels[part])
         rounding = 1e-6 if dtype == torch.float32 else 5e-3
         torch.testing.assert_close(found[part].float(), image, rtol=0, atol=rounding)
         torch.testing.assert_close(targets[part], target)
     assert kinds == {"cutmix", "mixup", "none"}
+
+
+@settings(max_examples=20)
+@given(
+    repeats=st.integers(1, 4),
+    more=st.integers(0, 3),
+    images=st.integers(17, 60),
+    seed=st.integers(0, 9),
+)
+def test_repeats_of_an_image_are_not_mixed_with_one_another(repeats, more, images, seed):
+    """In any epoch, of any number of images: partners are half a group apart."""
+    group, stream = 2 * (repeats + more), Stream(images, seed, repeats=repeats)
+    shown, _ = stream.take(0, 6 * images // group * group)
+    labels = torch.arange(len(shown))
+    classes = SimpleNamespace(classes=labels)
+    loader = SimpleNamespace(batch_position=0, source=classes, device="cpu")
+    mix = Mixer(Mixing(mixup=1.0, group=group), seed, loader)
+    _, targets = mix(torch.zeros(len(shown), 1, 2, 2), labels)
+    for position, partner in targets.fill_diagonal_(0).nonzero().tolist():
+        same_epoch = position // images == partner // images
+        assert not same_epoch or shown[position] != shown[partner]
+    assert targets.count_nonzero()
 
 
 def weights_of_timm(mixup, cutmix, count):
