@@ -215,7 +215,7 @@ def test_a_recipe_for_imagenet_is_built_with_its_values(name, tmp_path, monkeypa
     assert (
         max(built.rates.schedule(s) for s in range(0, built.timeline.total_steps, 97)) <= options.lr
     )
-    assert built.rates.schedule(built.timeline.total_steps) < 2e-3 * options.lr
+    assert built.rates.schedule(built.timeline.total_steps) < 3e-3 * options.lr
     words = " ".join(loaded.head.split())
     assert "It has not been trained here." in words
     assert "Source: " in words

@@ -134,3 +134,22 @@ def test_the_plain_vision_transformer_has_the_published_values():
     assert (data.image_size, recipe.eval_size, data.eval_resize) == (224, 224, 256)
     assert recipe.model.args == {"class_token": False, "global_pool": "avg"}
     assert "Expected: 76.5 % top-1 after 90 epochs" in loaded.head
+
+
+def test_deit_iii_has_the_published_values():
+    """Touvron et al. 2022, as facebookresearch/deit has it."""
+    loaded = load("vit-s16-deit3-b2048")
+    recipe, options, schedule = loaded.recipe, loaded.recipe.optimizer, loaded.recipe.schedule
+    data, mixing, loss = recipe.data, recipe.mixing, recipe.loss
+    assert (recipe.batch_size, recipe.micro_batch_size, recipe.epochs) == (2048, 256, 800)
+    assert (options.name, options.lr, options.weight_decay) == ("lamb", 4e-3, 0.05)
+    assert (options.args, recipe.model.args) == ({"eps": 1e-8}, {"drop_path_rate": 0.05})
+    assert (schedule.name, str(schedule.warmup)) == ("cosine", "5ep")
+    assert (schedule.start, schedule.end) == (1e-6, 1e-5)
+    assert (loss.name, loss.threshold, loss.sum_classes) == ("binary-cross-entropy", 0, False)
+    assert (mixing.mixup, mixing.cutmix, mixing.prob, mixing.switch_prob) == (0.8, 1, 1, 0.5)
+    assert (recipe.label_smoothing, recipe.ema.decay, data.erasing) == (0, None, 0)
+    assert (data.auto_augment, data.repeats) == ("3_augment", 3)
+    assert (data.image_size, recipe.eval_size, data.eval_resize) == (224, 224, 224)
+    assert data.train_interpolation == data.eval_interpolation == "bicubic"
+    assert "Expected: 81.4 % top-1 after 800 epochs" in loaded.head
