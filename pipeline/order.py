@@ -9,10 +9,12 @@ alternate from epoch to epoch belongs to the image. Resuming therefore needs no 
 number of ranks sees the same images with the same crops.
 
 With repeated augmentation (Hoffer et al. 2020, arXiv:1901.09335; Berman et al. 2019,
-arXiv:1902.05509) position p of an epoch shows image p // k of the epoch's order, with random
-numbers of its own. As in the samplers of DeiT, torchvision and timm, an epoch keeps its length, and
-so shows the first 1 / k of its order: other images in each epoch. There, the copies of an image go
-to different ranks; here they follow each other, so that they share a micro-batch.
+arXiv:1902.05509) positions k j to k j + k - 1 of the stream show the same image, with random
+numbers of their own: position p of an epoch shows image p // k of the epoch's order, but where the
+epoch before it ends within such a run. A micro-batch of a multiple of k images so holds whole runs,
+in every epoch. As in the samplers of DeiT, torchvision and timm, an epoch keeps its length, and so
+shows the first 1 / k of its order: other images in each epoch. There, the copies of an image go to
+different ranks; here they follow each other, so that they share a micro-batch.
 
 The raw bits of NumPy's Philox generator are used because they stay the same across platforms and
 versions of NumPy (NEP 19), while its distributions may change.
@@ -72,7 +74,7 @@ class Stream:
         alternating: Column of the random numbers that alternates: an image has one number of its
             own there in even epochs, and the same plus one half, modulo 1, in odd ones.
         further: Whether :meth:`take` also returns the numbers after those of crops and flips.
-        repeats: Number of consecutive positions of an epoch that show the same image.
+        repeats: Number of consecutive positions that show the same image, from a multiple of it on.
     """
 
     def __init__(
@@ -99,21 +101,31 @@ class Stream:
             Their indices, int64, shape ``[count]``, and their random numbers, FP64,
             ``[count, UNIFORMS]``, or ``[count, UNIFORMS + FURTHER]`` with ``further``.
         """
-        indices, numbers = [], []
+        indices, numbers = self._shown(np.arange(start, start + count)), []
+        shown = indices
         while count > 0:
             epoch, first = divmod(start, self._images)
             length = min(count, self._images - first)
             start, count = start + length, count - length
-            at = self._order(epoch)[np.arange(first, first + length) // self._repeats]
+            at, shown = np.split(shown, [length])
             drawn = uniforms(self._seed, epoch, first, length)
             if self._alternating is not None:
                 drawn[:, self._alternating] = (self._of_images()[at] + epoch % 2 / 2) % 1
             if self._further:
                 after = uniforms(self._seed, epoch, first, length, further=True)
                 drawn = np.concatenate([drawn, after], axis=1)
-            indices.append(at)
             numbers.append(drawn)
-        return np.concatenate(indices), np.concatenate(numbers)
+        return indices, np.concatenate(numbers)
+
+    def _shown(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The images at ascending positions of the stream."""
+        first_shown = positions - positions % self._repeats
+        epochs, places = np.divmod(first_shown, self._images)
+        parts = [
+            self._order(epoch)[places[epochs == epoch] // self._repeats]
+            for epoch in np.unique(epochs).tolist()
+        ]
+        return np.concatenate(parts)
 
     def _of_images(self) -> NDArray[np.float64]:
         if self._own is None:

@@ -35,7 +35,11 @@ DOCUMENTS = [
 
 SNIPPETS = dict(
     found
-    for document in ("README.md", "docs/concepts/precisions.md", "docs/guides/own-code.md")
+    for document in (
+        "README.md",
+        "docs/concepts/precisions.md",
+        *("docs/guides/own-code.md", "docs/guides/self-supervised.md"),
+    )
     for found in re.findall(
         r"<!-- snippet: (\w+) -->\n```python\n(.*?)```",
         (ROOT / document).read_text(encoding="utf-8"),
@@ -76,9 +80,9 @@ def run(code, folder):
 def test_readme_is_short_and_so_are_the_snippets():
     assert len(README.splitlines()) <= 110
     assert len(README.split()) <= 900
-    assert SNIPPETS.keys() == {"lars", "precision", "hook", "loader"}
+    assert SNIPPETS.keys() == {"lars", "precision", "hook", "loader", "simclr"}
     for name, code in SNIPPETS.items():
-        assert len(code.splitlines()) <= 8, name
+        assert len(code.splitlines()) <= (29 if name == "simclr" else 8), name
 
 
 @pytest.mark.slow("makes an environment")
@@ -161,6 +165,28 @@ assert images.shape == (128, 3, 224, 224)
     run(before + smaller + after, tmp_path)
 
 
+@pytest.mark.slow("starts a program that imports torch")
+def test_the_simclr_snippet_finds_the_other_crop_of_an_image(tmp_path):
+    """Of 53 images: from the second epoch on, the crops of one begin at an odd place of it."""
+    write_images(tmp_path / "data" / "train", {"ant": 20, "bee": 16, "cat": 17})
+    before = "torch.set_num_threads(1)\nweight = model[0].weight.detach().clone()\n"
+    after = """
+assert not torch.equal(model[0].weight, weight)
+again = [*Loader(ImageFolder("data"), crops, batch_size=16, repeats=2, epochs=4)]
+assert len(again) == loader.total_steps == 13
+for images, labels in again:
+    assert torch.equal(labels[::2], labels[1::2])
+    assert (images[::2] != images[1::2]).flatten(1).any(1).all()
+apart = nt_xent(torch.eye(8).repeat_interleave(2, 0), 0.5)  # of 15 others, one at 1 and 14 at 0
+assert abs(apart - torch.tensor(1 + 14 * torch.e**-2).log()) < 1e-6
+assert nt_xent(torch.eye(8).repeat(2, 1), 0.5) > apart + 1
+"""
+    smaller = SNIPPETS["simclr"].replace("batch_size=512, repeats=2, epochs=100", "**MORE")
+    assert smaller != SNIPPETS["simclr"]
+    before += "MORE = {'batch_size': 16, 'repeats': 2, 'epochs': 4}\n"
+    run(before + smaller + after, tmp_path)
+
+
 def reduced_by_the_snippet():
     """Return the plan of the snippet and the gradients that its hook averaged, on one rank."""
     torch.manual_seed(0)
@@ -239,7 +265,11 @@ def test_python_in_a_document_parses_and_imports_existing_names(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_recipes_and_keys_on_command_lines_are_valid(document):
+def test_recipes_and_keys_on_command_lines_are_valid(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for code in blocks(document, "yaml"):
+        if named := re.match(r"# (\w+\.yaml)\n", code):  # a reader's own, of this document
+            Path(named[1]).write_text(code, encoding="utf-8")
     for code in blocks(document, "sh"):
         for line in code.replace("\\\n", " ").splitlines():
             command = r"(?:largebatch (?:train|schedule)|-m largebatch.recipes.train) (.*)"

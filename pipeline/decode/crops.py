@@ -46,8 +46,8 @@ class Transform:
     translate: int = 0
     eval_resize: int = 256  #: Pixels of the shorter side before the central crop of evaluation.
     interpolation: str = "bilinear"  #: How images are resized, one of :data:`INTERPOLATIONS`.
-    #: Operations on training images after the flip (:mod:`.policy`): ``"ta_wide"``, or RandAugment
-    #: in timm's notation, such as ``"rand-m7-mstd0.5-inc1"``.
+    #: Operations on training images after the flip (:mod:`.policy`): ``"ta_wide"``,
+    #: ``"3_augment"``, or RandAugment in timm's notation, such as ``"rand-m7-mstd0.5-inc1"``.
     auto_augment: str | None = None
     #: Probability that a part of a training image is erased (:mod:`.erasing`).
     erasing: float = 0.0

@@ -1,11 +1,13 @@
-"""Automatic augmentation of 8-bit images: RandAugment as timm has it, and TrivialAugmentWide.
+"""Automatic augmentation of 8-bit images: RandAugment of timm, TrivialAugmentWide, 3-Augment.
 
 RandAugment (Cubuk et al. 2019, arXiv:1909.13719) is written as for timm's training script:
 ``rand-m7-mstd0.5-inc1`` applies two operations, each with probability 0.5, at level 7 of 10.
 TrivialAugmentWide (Müller and Hutter 2021, arXiv:2103.10158), ``ta_wide`` as for torchvision's
-script, applies one. The operations are Pillow's, as in both, so that the pixels are theirs. Which
-are applied, at which levels, follows from random numbers that are given: no global generator is
-read, and threads share nothing.
+script, applies one. 3-Augment (Touvron et al. 2022, arXiv:2204.07118), ``3_augment``, turns an
+image grey, solarizes or blurs it, then changes its brightness, contrast and saturation. The
+operations are Pillow's, as in all of them, so that the pixels are theirs. Which are applied, at
+which levels, follows from random numbers that are given: no global generator is read, and threads
+share nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 #: The name of TrivialAugmentWide.
 TRIVIAL = "ta_wide"
+#: The name of 3-Augment.
+THREE = "3_augment"
 _PER_OPERATION = 4  # random numbers: which operation, whether, its level and its sign
 _MOST_OPERATIONS = 6
 #: Number of random numbers that an image needs.
@@ -123,7 +128,20 @@ class TrivialAugmentWide:
         return sign * (int(reach) if name.startswith("Translate") else reach)
 
 
-def policy_of(name: str) -> RandAugment | TrivialAugmentWide:
+class ThreeAugment:
+    """3-Augment of DeiT III, with colour jitter of 0.3, in torchvision's random order."""
+
+    fills_mean = False
+
+    def steps(self, numbers: list[float]) -> list[Step]:
+        """Return the operations that the random numbers of an image stand for."""
+        which, radius, order, *factors = numbers[:6]
+        first = (("Grey", 0.0), ("Solarize", 128.0), ("Blur", 0.1 + 1.9 * radius))[int(which * 3)]
+        jitter = [*permutations(("Brightness", "Contrast", "Color"))][int(order * 6)]
+        return [first, *((name, 0.7 + 0.6 * u) for name, u in zip(jitter, factors, strict=True))]
+
+
+def policy_of(name: str) -> RandAugment | TrivialAugmentWide | ThreeAugment:
     """Return what an ``auto_augment`` stands for.
 
     Raises:
@@ -131,6 +149,8 @@ def policy_of(name: str) -> RandAugment | TrivialAugmentWide:
     """
     if name == TRIVIAL:
         return TrivialAugmentWide()
+    if name == THREE:
+        return ThreeAugment()
     head, *parts = name.split("-")
     found: dict[str, Any] = {}
     valid = head == "rand"
@@ -144,7 +164,7 @@ def policy_of(name: str) -> RandAugment | TrivialAugmentWide:
     policy = RandAugment(**found)
     if not (valid and 1 <= policy.n <= _MOST_OPERATIONS and policy.p <= 1 and policy.inc <= 1):
         raise ValueError(
-            f"{name!r} is no augmentation; valid: {TRIVIAL}, or rand with m, n (1 to "
+            f"{name!r} is no augmentation; valid: {TRIVIAL}, {THREE}, or rand with m, n (1 to "
             f"{_MOST_OPERATIONS}), p, mstd, mmax and inc (0, 1), such as rand-m7-mstd0.5-inc1"
         )
     return policy
@@ -194,9 +214,13 @@ class AutoAugment:
 
     def apply(self, image: Image.Image, name: str, argument: float) -> Image.Image:
         """Apply one operation to an RGB image."""
-        from PIL import Image, ImageEnhance, ImageOps
+        from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
         match name:
+            case "Grey":
+                return image.convert("L").convert("RGB")
+            case "Blur":
+                return image.filter(ImageFilter.GaussianBlur(argument))
             case "AutoContrast" | "Equalize" | "Invert":
                 change: Callable[[Image.Image], Image.Image] = getattr(ImageOps, name.lower())
                 return change(image)

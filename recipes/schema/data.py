@@ -160,8 +160,8 @@ class Data(Section):
     auto_augment: Annotated[str, AfterValidator(check_auto_augment)] | None = Field(
         None,
         description="Operations on training images, not with DALI: RandAugment in timm's notation, "
-        "such as rand-m7-mstd0.5-inc1, or ta_wide, TrivialAugmentWide.",
-        examples=["rand-m7-mstd0.5-inc1", "ta_wide"],
+        "such as rand-m7-mstd0.5-inc1; ta_wide, TrivialAugmentWide; 3_augment, that of DeiT III.",
+        examples=["rand-m7-mstd0.5-inc1", "ta_wide", "3_augment"],
     )
     erasing: Share = Field(
         0.0, description="Probability that a rectangle of a training image is erased."

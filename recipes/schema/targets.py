@@ -32,9 +32,9 @@ class Mixing(Section):
     )
     group: PositiveInt = Field(
         32,
-        description="Number of consecutive images, even, that are mixed with one another, first "
-        "with last, with one weight or one box; a divisor of every micro-batch. Every number of "
-        "ranks then mixes the same images.",
+        description="Number of consecutive images, even, whose halves are mixed with one another, "
+        "with one weight or one box; a divisor of every micro-batch. Every number of ranks then "
+        "mixes the same images. From twice data.repeats on, no image is mixed with itself.",
     )
 
     @property

@@ -1,10 +1,12 @@
 """Mixup and CutMix on the device, as functions of the seed and the position in the stream alone.
 
 The stream of training images (:mod:`largebatch.pipeline.order`) falls into consecutive groups.
-In a group, image i is blended with image n - 1 - i, all with one weight or one box, as in a batch
-of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``): with probability ``prob`` it is mixed,
-then with ``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et
-al. 2017, arXiv:1710.09412). The draws of a group belong to its place in the stream, and a
+In a group, image i of its first half is blended with image i of its second half, all with one
+weight or one box, as in a batch of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``), which
+pairs the first image with the last: with probability ``prob`` it is mixed, then with
+``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et al. 2017,
+arXiv:1710.09412). Partners are half a group apart, so that repeats of an image, which follow each
+other, are not mixed with one another. The draws of a group belong to its place in the stream, and a
 micro-batch holds whole groups. So any number of ranks, any accumulation and a resumed run mix the
 same images.
 
@@ -70,7 +72,8 @@ class Mixer:
 def _blend(values: Tensor, weight: Tensor) -> Tensor:
     """Blend each value with that of its partner; ``weight``, ``[groups, 1, ...]``, is its own."""
     groups: Tensor = values.unflatten(0, (len(weight), -1))
-    return groups.flip(1).lerp(groups, weight).flatten(0, 1)
+    partners: Tensor = groups.unflatten(1, (2, -1)).flip(1).flatten(1, 2)  # keeps the strides
+    return partners.lerp(groups, weight).flatten(0, 1)
 
 
 def draws(

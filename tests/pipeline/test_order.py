@@ -90,11 +90,13 @@ def test_repeats_show_an_image_several_times_with_numbers_of_their_own(
     indices, numbers = stream.take(0, 4 * images)
     np.testing.assert_array_equal(numbers, plain[1])
     assert len(np.unique(numbers, axis=0)) == len(numbers)
-    for epoch in range(4):  # each as long as ever, with its first images alone
-        whole = slice(epoch * images, (epoch + 1) * images)
-        shown = np.repeat(plain[0][whole], repeats)[:images]
-        np.testing.assert_array_equal(indices[whole], shown)
-        assert len(set(shown)) == -(-images // repeats)
+    for begin in range(0, 4 * images, repeats):  # also where an epoch ends within it
+        epoch, place = divmod(begin, images)
+        shown = plain[0][epoch * images + place // repeats]
+        assert set(indices[begin : begin + repeats].tolist()) == {shown}
+    for epoch in range(4):  # as long as ever, and no image begins twice
+        begun = range(-(-epoch * images // repeats) * repeats, (epoch + 1) * images, repeats)
+        assert len({indices[begin] for begin in begun}) == len(begun)
     sliced = Stream(images, seed, further=True, repeats=repeats).take(start, count)
     whole = Stream(images, seed, further=True, repeats=repeats).take(0, start + count)
     for part, all_ in zip(sliced, whole, strict=True):

@@ -11,7 +11,7 @@ import pytest
 import timm.data.auto_augment as timms
 import torch
 import torchvision.transforms as torchvisions
-from PIL import Image
+from PIL import Image, ImageFilter, ImageOps
 from scipy import stats
 from timm.data.random_erasing import RandomErasing
 
@@ -138,7 +138,31 @@ def test_trivialaugments_operations_and_levels_are_uniform():
     assert stats.kstest(turns, stats.uniform(-137, 274).cdf).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["rand-m7-mstd0.5-inc1", "ta_wide"])
+def test_the_operations_of_3_augment_are_those_of_deit(image):
+    """A grey, solarized or blurred image, then torchvision's ColorJitter(0.3, 0.3, 0.3)."""
+    ours, functional = AutoAugment("3_augment", MEAN, "bicubic"), torchvisions.functional
+    for name, argument, wanted in (
+        ("Grey", 0, torchvisions.Grayscale(3)(image)),
+        ("Solarize", 128, ImageOps.solarize(image)),
+        ("Blur", 1.3, image.filter(ImageFilter.GaussianBlur(1.3))),
+        ("Brightness", 0.8, functional.adjust_brightness(image, 0.8)),
+        ("Contrast", 1.2, functional.adjust_contrast(image, 1.2)),
+        ("Color", 0.7, functional.adjust_saturation(image, 0.7)),
+    ):
+        assert np.array_equal(ours.apply(image, name, argument), wanted), name
+    steps = drawn("3_augment")
+    assert stats.chisquare([*Counter(first[0] for first, *_ in steps).values()]).pvalue > 1e-4
+    radii = [first[1] for first, *_ in steps if first[0] == "Blur"]
+    assert stats.kstest(radii, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-4
+    orders = Counter(tuple(name for name, _ in jitter) for _, *jitter in steps)
+    assert len(orders) == 6
+    assert stats.chisquare([*orders.values()]).pvalue > 1e-4
+    for kind in ("Brightness", "Contrast", "Color"):
+        factors = [argument for _, *jitter in steps for name, argument in jitter if name == kind]
+        assert stats.kstest(factors, stats.uniform(0.7, 0.6).cdf).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", ["rand-m7-mstd0.5-inc1", "ta_wide", "3_augment"])
 @pytest.mark.parametrize("backend", ["nvimgcodec", "torchvision"])
 def test_images_are_the_same_for_any_threads_ranks_and_position(photos, name, backend):
     transform = replace(SMALL, auto_augment=name, erasing=0.5, erasing_mode="pixel")
