@@ -302,6 +302,7 @@ def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None)
         on_gpu=device.type == "cuda",
         loss=loss_of(recipe),
         averages=recipe.ema.decay is not None,
+        mixed_classes=classes if recipe.mixing.is_on else 0,
         memory_format=device_settings(recipe, device).memory_format,
     )
 

@@ -42,14 +42,6 @@ from ..folder.saving import said_newest
 from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
 from ..watch.clocks import PARTS, PHASES, RunClock
 
-#: What parts of the wall time and of training are called where it is not their own name.
-_NAMES = {
-    "start_up": "start-up",
-    "input_seconds": "waiting for data",
-    "copy_seconds": "copying to the device",
-    "all_reduce_seconds": "all-reduce wait",
-}
-
 
 def end_early(
     run: RunContext, clock: RunClock, status: Status, step: int, by_signal: int, why: str
@@ -154,6 +146,7 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
         threads=loader.threads,
         cores=loader.cores,
         on_gpu=job.device.type == "cuda",
+        auto_augment=loader.transform.auto_augment,
     )
 
 
@@ -269,13 +262,12 @@ def _where_the_time_went(facts: dict[str, Any]) -> Iterable[tuple[str, float, st
     since = f" since step {facts['from_step']:,}" if facts["from_step"] else ""
     yield f"where the time went{since}", spent["total"], ""
     for part in (part for part in PARTS if spent[part]):
-        yield f"  {_NAMES.get(part, part)}", spent[part], ""
+        yield f"  {part.replace('_', '-')}", spent[part], ""
         if part == "training" and phases:
             for phase in (phase for phase in PHASES if phase in phases):
                 first = facts["first_wait_seconds"] if phase == "input_seconds" else 0.0
                 more = f", {duration(first)} of it before the first step" if first else ""
-                label = _NAMES.get(phase, phase.removesuffix("_seconds"))
-                yield f"    {label}", phases[phase], more
+                yield f"    {PHASES[phase]}", phases[phase], more
             yield "    rest of training", max(0.0, spent[part] - sum(phases.values())), ""
 
 

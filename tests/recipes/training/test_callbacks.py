@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from largebatch.recipes.errors import RecipeError, TrainingError
+from largebatch.recipes.errors import RecipeError, StorageError, TrainingError
 from largebatch.recipes.schema.dotted_path import resolve
 from largebatch.recipes.train import main
 from largebatch.recipes.training.callbacks import CallbackError
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.outcome import outcome_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, make, train
 from tests.recipes.training import watchers
@@ -117,6 +119,24 @@ def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
         stopped.run()
     assert seen[-1] == ("end", "stopped", False)
     assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        *((SystemExit(143), "stopped"), (KeyboardInterrupt(), "stopped")),
+        *((TrainingError("a", "b"), "diverged"), (StorageError("a", "b"), "failed")),
+        *((SystemExit(1), "failed"), (ValueError("a"), "failed")),
+    ],
+)
+def test_callbacks_are_told_the_status_that_the_folder_records(
+    photos, tmp_path, seen, monkeypatch, error, status
+):
+    trainer = make(photos, tmp_path, *SHORT, RECORDER)
+    monkeypatch.setattr(trainer, "_train", mock.Mock(side_effect=error))
+    with pytest.raises(type(error)):
+        trainer.run()
+    assert (seen[-1], outcome_of(tmp_path).state) == (("end", status, False), status)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from largebatch.pipeline import DataError, InputTimes, Output, prepare_folder, stall_advice
+from largebatch.pipeline import (
+    DataError,
+    InputTimes,
+    Output,
+    Transform,
+    prepare_folder,
+    stall_advice,
+)
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
@@ -178,6 +185,7 @@ class Images:
     """What the advice reads of a loader."""
 
     backend, threads, cores = "dali-cpu", 2, 2
+    transform = Transform(32, 32)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +244,8 @@ THREADS, ON_GPU = "threads: data.threads=3", "decoding on the GPU: data.backend=
         ({}, {"backend": "torchvision"}, [THREADS, "a faster decoder: data.backend=auto"]),
         (LARGE, {"cores": 2}, ["smaller files: --resize 336", "cores: needs 3"]),
         (SLOW_DISK, {}, [SHARDS, THREADS]),
+        # which DALI refuses
+        ({}, {"cores": 2, "on_gpu": True, "auto_augment": "ra-m7-n2"}, ["cores: needs 3"]),
     ],
 )
 def test_advice_follows_from_the_stage_that_is_too_slow(times, facts, remedies):
