@@ -27,11 +27,11 @@ from .folder import checkpoint
 from .folder.metrics import SkippedImages
 from .folder.place import agreed_place, is_of
 from .folder.saving import Checkpoints
-from .mixing import Mixer
 from .screen.console import Display
 from .screen.opening import show_opening
 from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Standstill, Stopping
+from .targets import Mixer
 from .watch.clocks import RunClock
 from .watch.memory import gpu_of
 from .watch.meters import Readings
@@ -74,14 +74,9 @@ def start_up(
 ) -> Run:
     """Build a run, move it to its device, load its checkpoint, and show what it is; a collective.
 
-    Args:
-        loaded: The recipe.
-        job: The ranks.
-        quiet: Whether to show nothing but warnings.
-        warns: Whether to show warnings.
-        callbacks: Those to call after the recipe's.
-        results: Whether to write weights, report and summary at the end of the run.
-        began_seconds: How long ago the run began to start, such as when its process did.
+    Nothing but warnings is shown where it is ``quiet``, and these only if it ``warns``. The
+    callbacks are called after the recipe's. With ``results``, weights, report and summary are
+    written at the end of the run. It, or its process, began to start ``began_seconds`` ago.
 
     Raises:
         RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all

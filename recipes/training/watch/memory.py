@@ -34,7 +34,7 @@ from ....lars import LARS
 from ....pipeline import Phase
 from ...errors import RecipeError
 from ...words import decimal_size
-from ..losses import training_loss
+from ..targets import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
 UNCOUNTED = (

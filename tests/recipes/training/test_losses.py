@@ -8,7 +8,7 @@ from timm.loss import BinaryCrossEntropy
 
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import loss_of
-from largebatch.recipes.training.losses import training_loss
+from largebatch.recipes.training.targets import training_loss
 from tests.recipes.runs import BASE
 
 

@@ -16,7 +16,7 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.targets import Mixing
 from largebatch.recipes.training.evaluate import Meter
-from largebatch.recipes.training.mixing import Mixer, draws
+from largebatch.recipes.training.targets import Mixer, draws
 from largebatch.recipes.training.timeline import timeline_of
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks

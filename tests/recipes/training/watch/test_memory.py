@@ -17,8 +17,8 @@ from largebatch.recipes.models.optimizers import build_optimizer
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import loss_of, memory_counter, meta_model
 from largebatch.recipes.training.evaluate import WeightAverage
-from largebatch.recipes.training.mixing import Mixer
 from largebatch.recipes.training.step import TrainingStep
+from largebatch.recipes.training.targets import Mixer
 
 BASE = [
     *("model.name=test_resnet", "data.image_size=32", "data.eval_resize=32", "device=cpu"),
