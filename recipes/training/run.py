@@ -25,6 +25,7 @@ from .device import DeviceSettings, settle
 from .evaluate import WeightAverage
 from .folder import checkpoint
 from .folder.metrics import SkippedImages
+from .folder.names import CHECKPOINTS
 from .folder.place import agreed_place, is_of
 from .folder.saving import Checkpoints
 from .screen.console import Display
@@ -85,7 +86,7 @@ def start_up(
     clock = RunClock(began_seconds)
     place = agreed_place(loaded, job)
     with job.raise_on_all_ranks():
-        newest = checkpoint.latest(place.folder / checkpoint.CHECKPOINTS)
+        newest = checkpoint.latest(place.folder / CHECKPOINTS)
         further = [(type(callback).__qualname__, callback) for callback in callbacks]
         if job.world_size > 1:
             further.append(("standstill", Standstill()))
@@ -163,7 +164,7 @@ def start_up(
     )  # fmt: skip
     keep = recipe.checkpoint
     checkpoints = Checkpoints(
-        place.folder / checkpoint.CHECKPOINTS, job,
+        place.folder / CHECKPOINTS, job,
         keep=keep.keep, keeps_best=keep.keep_best, newest=newest, saved=saved, warn=display.warn,
     )  # fmt: skip
     stopping = Stopping(job, display.warn)

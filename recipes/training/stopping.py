@@ -23,7 +23,8 @@ from ...comm import StallWatch, join_roll_call
 from ..ranks import Job
 from .callbacks import Callback, RunContext, Status
 from .folder.ending import record
-from .folder.lock import LOCK, this_process
+from .folder.lock import this_process
+from .folder.names import LOCK
 from .process import pass_to_torchrun
 
 #: Steps between telling and knowing. One may be in work on the device, and one is queued behind it.

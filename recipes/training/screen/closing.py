@@ -33,13 +33,13 @@ from ...report.picture import write_picture
 from ...schema.load import RECIPE, dump, override
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
-from ..folder.checkpoint import CHECKPOINTS, latest, step_of
+from ..folder.checkpoint import latest, step_of
 from ..folder.ending import processor, versions
-from ..folder.names import CLASSES, SUMMARY
+from ..folder.names import CHECKPOINTS, CLASSES, SUMMARY, WEIGHTS, WEIGHTS_EMA
 from ..folder.outcome import Metrics, column, first_at, metrics_of, results_of
 from ..folder.place import writing
 from ..folder.saving import said_newest
-from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
+from ..folder.weights import write_weights
 from ..watch.clocks import PARTS, PHASES, RunClock
 
 

@@ -19,12 +19,13 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.folder.metrics import SKIPPED, read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.names import SKIPPED
 from largebatch.recipes.training.folder.outcome import metrics_of, results_of
 from largebatch.recipes.training.screen.closing import input_advice
 from tests.pipeline.formats import write_data_set
 from tests.ranks import run_ranks
-from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
+from tests.recipes.runs import NO_BATCH_NORM, make, train
 
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
@@ -130,17 +131,6 @@ def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
         make(photos, tmp_path / "none", "data.holdout=53")
     with pytest.raises(RecipeError, match=r"data.holdout: not for synthetic images; valid: "):
         load("digits", ["data.source=synthetic", "data.holdout=20"])
-
-
-def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
-    stages = "stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 36}]"
-    whole = train(photos, tmp_path / "whole", stages)
-    part = make(photos, tmp_path / "parts", stages, "stop_after=3")
-    sizes = []
-    part.model.register_forward_pre_hook(lambda m, inputs: sizes.append(inputs[0].shape[-1]))
-    part.run()
-    assert sizes[:12] == [32] * 8 + [40] * 4  # 4 micro-batches a step
-    assert_same(train(photos, tmp_path / "parts", stages, "resume=true"), whole)
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.1])
