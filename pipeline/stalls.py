@@ -83,6 +83,7 @@ def stall_advice(
     threads: int,
     cores: int,
     on_gpu: bool,
+    auto_augment: str | None = None,
 ) -> list[str]:
     """Explain what a run waits for, and list remedies.
 
@@ -94,6 +95,7 @@ def stall_advice(
         threads: Number of decoding threads.
         cores: Number of cores of the machine per rank.
         on_gpu: Whether the model is on a GPU.
+        auto_augment: ``Transform.auto_augment``, which DALI does not have.
 
     Returns:
         The measured times in one line, and remedies of the form ``what: how``.
@@ -126,7 +128,7 @@ def stall_advice(
         remedies.append(f"threads: data.threads={most} instead of {threads}")
     if backend == "torchvision":
         remedies.append("a faster decoder: data.backend=auto, with largebatch[cuda13] installed")
-    if on_gpu and backend != "dali-gpu":
+    if on_gpu and backend != "dali-gpu" and auto_augment is None:
         remedies.append("decoding on the GPU: data.backend=dali-gpu")
     if times.smaller_decode_seconds and times.smaller_decode_seconds < 0.9 * times.decode_seconds:
         remedies.append(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.faults.watched import INJECTED, MARKS, SAID, STACKS, read_marks
-from largebatch.recipes.training.folder.metrics import METRICS
+from largebatch.recipes.training.folder.names import METRICS
 from largebatch.recipes.training.watch.clocks import PHASES
 from tests.ranks import FORKED, start_module, torchrun
 

@@ -66,15 +66,7 @@ QUANTITIES = {
 
 #: Parts of the time of training, in the order in which they are shown. What no phase took is the
 #: rest; where the clocks of a GPU and its host exceed the time of a line, the rest is 0.
-PARTS = {
-    "input_seconds": "waiting for input",
-    "copy_seconds": "copying to the device",
-    "forward_seconds": "forward",
-    "backward_seconds": "backward",
-    "all_reduce_seconds": "all-reduce wait",
-    "optimizer_seconds": "optimizer",
-    "rest": "rest",
-}
+PARTS = {**PHASES, "rest": "rest"}
 #: What each line has that records phases; copies need a GPU, and all-reduces several ranks.
 _ALWAYS = {"input_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"}
 

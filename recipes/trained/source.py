@@ -16,9 +16,9 @@ from ..models.build import build_model, classifier
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, Loaded, load
 from ..training.folder import checkpoint
-from ..training.folder.names import CLASSES, SUMMARY
+from ..training.folder.names import CLASSES, SUMMARY, WEIGHTS, WEIGHTS_EMA
 from ..training.folder.outcome import name_of
-from ..training.folder.weights import WEIGHTS, WEIGHTS_EMA, read_weights, source_of
+from ..training.folder.weights import read_weights, source_of
 
 #: The argument of the commands that takes weights, as their messages name it.
 KEY = "RUN"

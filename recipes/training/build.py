@@ -38,7 +38,7 @@ from .folder.place import RunPlace
 from .folder.resume import largest_micro_batch, move_to
 from .folder.tensor_files import NotPlainError, check_plain
 from .initial_weights import start_from, start_from_images
-from .losses import training_loss
+from .targets import training_loss
 from .timeline import LearningRates, Timeline, learning_rates, timeline_of
 from .watch.memory import MemoryCounter, without_numbers
 from .watch.profile import check_profile
@@ -302,6 +302,7 @@ def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None)
         on_gpu=device.type == "cuda",
         loss=loss_of(recipe),
         averages=recipe.ema.decay is not None,
+        mixed_classes=classes if recipe.mixing.is_on else 0,
         memory_format=device_settings(recipe, device).memory_format,
     )
 

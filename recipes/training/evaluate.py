@@ -223,11 +223,7 @@ class WeightAverage:
     ``model`` is as it is trained, converted to its precision, without its DDP wrapper. ``decay`` is
     the weight of the old average in an update, between 0 and 1; in the n-th update (from 1) at most
     ``(1 + n) / (10 + n)``, so that it soon forgets the random initial weights.
-
-    Attributes:
-        updates: Number of updates so far.
-        parameters: Averaged parameters by name, FP32.
-        buffers: Averaged floating-point buffers of this rank by name, FP32.
+    ``parameters`` and ``buffers`` are averages by name, FP32; the buffers are those of this rank.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, decay: float) -> None:

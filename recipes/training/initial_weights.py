@@ -36,13 +36,8 @@ def start_from(path: str, model: nn.Module, name: str) -> str:
     tensor of the model is in the file, except for residual blocks that come later in a stage than
     the file's.
 
-    Args:
-        path: A file or folder that :func:`read_weights` reads, or ``timm:NAME``.
-        model: The model, in FP32 on the CPU.
-        name: Its name, for messages.
-
-    Returns:
-        What was copied and what is new, in words.
+    ``path`` is a file or folder that :func:`read_weights` reads, or ``timm:NAME``; the model, which
+    messages call ``name``, is in FP32 on the CPU. Returns in words what was copied and is new.
 
     Raises:
         RecipeError: ``path`` holds no weights, or those of another model; the message names the

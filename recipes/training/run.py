@@ -25,13 +25,14 @@ from .device import DeviceSettings, settle
 from .evaluate import WeightAverage
 from .folder import checkpoint
 from .folder.metrics import SkippedImages
+from .folder.names import CHECKPOINTS
 from .folder.place import agreed_place, is_of
 from .folder.saving import Checkpoints
-from .mixing import Mixer
 from .screen.console import Display
 from .screen.opening import show_opening
 from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Standstill, Stopping
+from .targets import Mixer
 from .watch.clocks import RunClock
 from .watch.memory import gpu_of
 from .watch.meters import Readings
@@ -74,14 +75,9 @@ def start_up(
 ) -> Run:
     """Build a run, move it to its device, load its checkpoint, and show what it is; a collective.
 
-    Args:
-        loaded: The recipe.
-        job: The ranks.
-        quiet: Whether to show nothing but warnings.
-        warns: Whether to show warnings.
-        callbacks: Those to call after the recipe's.
-        results: Whether to write weights, report and summary at the end of the run.
-        began_seconds: How long ago the run began to start, such as when its process did.
+    Nothing but warnings is shown where it is ``quiet``, and these only if it ``warns``. The
+    callbacks are called after the recipe's. With ``results``, weights, report and summary are
+    written at the end of the run. It, or its process, began to start ``began_seconds`` ago.
 
     Raises:
         RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all
@@ -90,7 +86,7 @@ def start_up(
     clock = RunClock(began_seconds)
     place = agreed_place(loaded, job)
     with job.raise_on_all_ranks():
-        newest = checkpoint.latest(place.folder / checkpoint.CHECKPOINTS)
+        newest = checkpoint.latest(place.folder / CHECKPOINTS)
         further = [(type(callback).__qualname__, callback) for callback in callbacks]
         if job.world_size > 1:
             further.append(("standstill", Standstill()))
@@ -168,7 +164,7 @@ def start_up(
     )  # fmt: skip
     keep = recipe.checkpoint
     checkpoints = Checkpoints(
-        place.folder / checkpoint.CHECKPOINTS, job,
+        place.folder / CHECKPOINTS, job,
         keep=keep.keep, keeps_best=keep.keep_best, newest=newest, saved=saved, warn=display.warn,
     )  # fmt: skip
     stopping = Stopping(job, display.warn)

@@ -24,7 +24,7 @@ from ...lars import GradientNoise
 from ...pipeline import Batch, Loader
 from ..ranks import Job
 from .evaluate import Meter, kept
-from .losses import training_loss
+from .targets import training_loss
 from .watch.clocks import BACKWARD, FORWARD, INPUT_WAIT, METERS, OPTIMIZER, Phases
 
 #: The modes in which torch.compile replays CUDA graphs, which overwrite what they returned before.
@@ -34,16 +34,10 @@ WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 class TrainingStep:
     """Takes the optimizer steps of a run.
 
-    Args:
-        model: The model on its device, converted to its precision.
-        ddp: Its DDP wrapper, if there are several ranks.
-        optimizer: Optimizer of the model's parameters.
-        precision: Precision of the model.
-        loss: Mean loss of the logits of a micro-batch, against its labels or mixed targets.
-        mix: Mixes the images and labels of a micro-batch; None: they are not mixed.
-        max_norm: Norm that the gradients of a step are clipped to; None: they are not.
-        compile_mode: Mode of torch.compile, for training and evaluation; None: not compiled.
-        noise: Measures the gradients of a step, before they are clipped.
+    The model is on its device, converted to its precision; ``ddp`` is its wrapper, if there are
+    several ranks. ``loss`` is the mean loss of the logits of a micro-batch against its labels, or
+    the targets that ``mix`` gives. Gradients are clipped to ``max_norm`` after ``noise`` has
+    measured them. ``compile_mode`` is that of torch.compile, for training and evaluation.
     """
 
     def __init__(
@@ -90,13 +84,9 @@ class TrainingStep:
     ) -> bool:
         """Take a step on the next ``accumulation`` micro-batches.
 
-        Args:
-            batches: The micro-batches.
-            accumulation: Number of micro-batches of the step.
-            meter: Is given their losses and logits, and the norm of the gradients.
-            waits: Whether to wait for the device, to look whether too many steps were skipped.
-            stops: Is asked between two micro-batches whether to drop the step. On several ranks,
-                its answer must be False.
+        The meter is given their losses and logits, and the norm of the gradients. With ``waits``,
+        the host waits for the device, to look whether too many steps were skipped. ``stops`` is
+        asked between two micro-batches whether to drop the step; on several ranks it must not.
 
         Returns:
             Whether the step was made. One that was dropped has changed nothing but the place in
@@ -154,17 +144,11 @@ class TrainingStep:
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int
     ) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a micro-batch, which is number ``place``, from 0, of its step.
+        """Add the gradients of micro-batch ``place``, from 0, of the ``accumulation`` of a step.
 
-        Args:
-            images: Images, shape ``[n, 3, size, size]``.
-            labels: Class numbers, int64, shape ``[n]``, or targets, FP32, shape ``[n, classes]``.
-            place: Which of the step's micro-batches this is.
-            accumulation: Number of micro-batches of the step.
-
-        Returns:
-            The mean loss, 0-d, and the logits, shape ``[n, classes]``, both without a graph. The
-            next call may overwrite them.
+        Images are ``[n, 3, size, size]``, labels as :func:`training_loss` takes them. Returns the
+        mean loss, 0-d, and the logits, ``[n, classes]``, both without a graph. The next call may
+        overwrite them.
         """
         if self._overwrites:
             torch.compiler.cudagraph_mark_step_begin()

@@ -23,7 +23,8 @@ from ...comm import StallWatch, join_roll_call
 from ..ranks import Job
 from .callbacks import Callback, RunContext, Status
 from .folder.ending import record
-from .folder.lock import LOCK, this_process
+from .folder.lock import this_process
+from .folder.names import LOCK
 from .process import pass_to_torchrun
 
 #: Steps between telling and knowing. One may be in work on the device, and one is queued behind it.
@@ -89,23 +90,24 @@ class Stopping:
 
     A rank alone stops after the step in which a signal or a wish came, several ranks two steps
     later.
-
-    Attributes:
-        received: Number of the last signal that this rank has received; 0: none.
-        reason: Why a callback of this rank asked to stop.
-        signal: Number of the signal for which all ranks stop; 0: they do not.
-        by_callback: Whether all ranks stop as a callback asked for it.
     """
 
     def __init__(self, job: Job, warn: Callable[[str], None]) -> None:
-        self.received, self.reason = 0, ""
-        self.signal, self.by_callback = 0, False
+        self.received = 0  # number of the last signal that this rank has received; 0: none
+        self.reason = ""  # why a callback of this rank asked to stop
+        self.signal = 0  # number of the signal for which all ranks stop; 0: they do not
+        self.by_callback = False  # whether all ranks stop as a callback asked for it
         self._agreement = StepAgreement(job.device) if job.world_size > 1 else None
         self._warn, self._has_warned = warn, False
 
     def __bool__(self) -> bool:
         """Whether the run stops."""
         return bool(self.signal or self.by_callback)
+
+    @property
+    def asked(self) -> str | None:
+        """Why all ranks stop as a callback asked for it, empty on the others; else None."""
+        return self.reason if self.by_callback else None
 
     @property
     def drops_steps(self) -> bool:

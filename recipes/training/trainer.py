@@ -18,12 +18,13 @@ from ...amp import GradientOverflowError
 from ...comm import ranged
 from ...lars import Span
 from ...pipeline import Batch, Loader
-from ..errors import StorageError, TrainingError
+from ..errors import TrainingError
 from ..ranks import Job, lost_ranks_named
 from ..schema.load import Loaded, override
-from .callbacks import Metrics, Status
+from .callbacks import Metrics
 from .evaluate import Meter, average_buffers, averaged_buffers, evaluate
 from .folder.checkpoint import latest
+from .folder.ending import ending_of
 from .folder.names import CHECKPOINTS
 from .folder.place import check_shared
 from .folder.saving import said_newest
@@ -72,18 +73,14 @@ class Trainer:
             CallbackError: A callback failed.
         """
         check_shared(self.run_dir, self.job)
-        stopping = self._stopping
         locked = self._checkpoints.locked(
-            self.step,
-            lambda: stopping.reason if stopping.by_callback else None,
-            lambda: self._ended,
+            self.step, lambda: self._stopping.asked, lambda: self._ended
         )
         with self.job.main_ends_first(), locked:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
-        status: Status = "failed"
-        summary: dict[str, Any] = {}
+        stopping, summary = self._stopping, dict[str, Any]()
         try:
             with self.job.raise_on_all_ranks():
                 self._start()
@@ -91,22 +88,21 @@ class Trainer:
                 self._train()
             self.display.stop()
             self._clock.begin("rest")
-            if self._stopping:
-                status = "stopped"
-            else:
+            if stopping.signal:
+                raise SystemExit(128 + stopping.signal)
+            if not stopping:
                 summary = self._finish()
-                status = "finished"
-        except TrainingError as error:
-            status = "failed" if isinstance(error, StorageError) else "diverged"
+            status, _ = ending_of(None, stopping.asked)
+        except BaseException as error:
+            status, _ = ending_of(error)
             raise
         finally:
             self.display.stop()
             self._clock.begin("rest")
             self.callbacks.end(status, summary)
-            why = self._stopping.signal, self._stopping.reason
-            self._ended = end_early(self.context, self._clock, status, self.step, *why)
-        if self._stopping.signal:
-            raise SystemExit(128 + self._stopping.signal)
+            if stopping or status == "diverged":
+                why = stopping.signal, stopping.reason
+                self._ended = end_early(self.context, self._clock, status, self.step, *why)
         return summary
 
     @property

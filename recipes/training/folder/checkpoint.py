@@ -27,8 +27,7 @@ from ...files import DamagedFileError, read_object
 from ...launcher import is_first_of_machine
 from ...ranks import Job
 from ..evaluate import WeightAverage
-from .names import CHECKPOINTS as CHECKPOINTS
-from .names import STATE as STATE
+from .names import STATE
 from .tensor_files import read_tensors
 
 #: What all ranks have in common: ``parameters``, ``optimizer``, and ``ema`` if there is an average.

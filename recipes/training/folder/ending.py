@@ -39,19 +39,15 @@ def recorded(
     ``why_stopped`` says why a callback stopped it, None if none did; ``facts`` what else to record.
     """
     (folder / ENDING).unlink(missing_ok=True)
-    status: Status = "finished"
-    reason = ""
     try:
         yield
-        why = why_stopped()
-        if why is not None:
-            status, reason = "stopped", why
+        end = ending_of(None, why_stopped())
     except BaseException as error:
-        status, reason = _of(error)
+        end = ending_of(error)
         raise
     finally:
         if is_ours():
-            record(folder, status, reason, facts())
+            record(folder, *end, facts())
 
 
 def record(
@@ -64,8 +60,10 @@ def record(
         write_text(folder / ENDING, json.dumps(about, indent=2) + "\n")
 
 
-def _of(error: BaseException) -> tuple[Status, str]:
-    """How an error ends a run, and why."""
+def ending_of(error: BaseException | None, why_stopped: str | None = None) -> tuple[Status, str]:
+    """How a run ends that raised ``error``, or that a callback stopped for a reason; and why."""
+    if error is None:
+        return ("finished", "") if why_stopped is None else ("stopped", why_stopped)
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
         with suppress(ValueError):
             return "stopped", signal.Signals(error.code - 128).name

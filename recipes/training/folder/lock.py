@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from ...errors import RecipeError
 from ...files import DamagedFileError, object_in, read_object, text, whole
-from .names import LOCK as LOCK
+from .names import LOCK
 
 #: Time after which a holder that cannot be looked for and gives no sign of life counts as gone.
 PATIENCE_SECONDS = 120.0

@@ -17,8 +17,7 @@ from ...errors import RecipeError
 from ...files import DamagedFileError, parse_json, read_bytes, write_text
 from ...ranks import Job
 from ..callbacks import Callback, Metrics, RunContext, Status
-from .names import METRICS as METRICS
-from .names import SKIPPED
+from .names import METRICS, SKIPPED
 from .outcome import Line, read_lines
 
 _MOST_SKIPPED_BYTES = 2**30

@@ -53,15 +53,12 @@ class NoMetricsError(RecipeError):
 class Metrics:
     """The lines of a run's metrics, which may still be written.
 
-    Attributes:
-        lines: Those that say which split, step and epoch they are of, in the order of the file;
-            numbers that are not finite are None.
-        damaged: Numbers of the other lines, from 1. A last line without an end, which is being
-            written or was cut short by a crash, is in neither.
+    A last line without an end, which is being written or was cut short by a crash, is left out.
     """
 
+    #: Those that say which split, step and epoch they are of; numbers that are not finite are None.
     lines: tuple[Line, ...] = ()
-    damaged: tuple[int, ...] = ()
+    damaged: tuple[int, ...] = ()  # numbers of the other lines, from 1
 
     def of(self, split: str) -> list[Line]:
         """The lines of a split, ascending by step."""

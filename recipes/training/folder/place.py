@@ -15,6 +15,7 @@ from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import Loaded, default_run_dir, latest_run
 from . import checkpoint
+from .names import CHECKPOINTS
 from .outcome import has_metrics
 
 #: Time that a network file system may take to show a file written by another machine; NFS caches
@@ -56,7 +57,7 @@ def agreed_place(loaded: Loaded, job: Job) -> RunPlace:
     folder = Path(recipe.run_dir) if recipe.run_dir else place.folder
     path = place.resume_from
     if path is not None and recipe.resume.from_ == "latest":
-        path = folder / checkpoint.CHECKPOINTS / path.name
+        path = folder / CHECKPOINTS / path.name
     elif path is not None:
         path = Path(str(recipe.resume.from_))
     return replace(place, folder=folder, resume_from=path)
@@ -75,11 +76,11 @@ def run_place(loaded: Loaded, started: str) -> RunPlace:
     found = latest_run(loaded.name) if wanted == "latest" and not run_dir else None
     folder = Path(run_dir) if run_dir else found or default_run_dir(loaded.name, started)
     if wanted == "latest":
-        path, state, damaged = checkpoint.newest_intact(folder / checkpoint.CHECKPOINTS)
+        path, state, damaged = checkpoint.newest_intact(folder / CHECKPOINTS)
         resuming = f"resuming from {path.name} instead" if path else ""
         return RunPlace(folder, path, state, [f"{problem}: {resuming}" for problem in damaged])
     resumes_itself = wanted is not None and is_of(Path(wanted), folder)
-    there = checkpoint.latest(folder / checkpoint.CHECKPOINTS)
+    there = checkpoint.latest(folder / CHECKPOINTS)
     if (has_metrics(folder) or there) and not resumes_itself:
         raise RecipeError(
             f"run_dir: {folder} already holds a run; valid: resume=true to continue it, "
@@ -92,7 +93,7 @@ def run_place(loaded: Loaded, started: str) -> RunPlace:
 
 def is_of(path: Path, folder: Path) -> bool:
     """Whether a checkpoint is one of a run folder's own."""
-    return path.resolve().parent == (folder / checkpoint.CHECKPOINTS).resolve()
+    return path.resolve().parent == (folder / CHECKPOINTS).resolve()
 
 
 @contextmanager

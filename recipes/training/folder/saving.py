@@ -22,11 +22,9 @@ from ...errors import AgreedError, RecipeError, StorageError
 from ...ranks import Job
 from ..evaluate import WeightAverage
 from .checkpoint import (
-    CHECKPOINTS,
     DIGEST,
     FILES,
     MODEL,
-    STATE,
     digest_of,
     facts_of,
     latest,
@@ -37,6 +35,7 @@ from .checkpoint import (
 )
 from .ending import recorded
 from .lock import RunLock, locked
+from .names import CHECKPOINTS, STATE
 from .place import writing
 from .resume import largest_micro_batch
 from .tensor_files import NotPlainError, check_plain, tensors_in, write_tensors

@@ -13,9 +13,7 @@ from ...errors import RecipeError
 from ...schema.names import RECIPE
 from . import checkpoint
 from .checkpoint import CheckpointError, mean_over_ranks, read_parts
-from .names import CLASSES, SUMMARY
-from .names import WEIGHTS as WEIGHTS
-from .names import WEIGHTS_EMA as WEIGHTS_EMA
+from .names import CHECKPOINTS, CLASSES, SUMMARY, WEIGHTS, WEIGHTS_EMA
 from .tensor_files import damage_of, write_tensors
 
 #: Folder in a run's folder for the results of a run that had finished there, and then went on.
@@ -90,7 +88,7 @@ def source_of(
         if checkpoint.is_checkpoint(path):
             checkpoint.read_state(path)
             return path, ()
-        newest, _, damaged = checkpoint.newest_intact(path / checkpoint.CHECKPOINTS)
+        newest, _, damaged = checkpoint.newest_intact(path / CHECKPOINTS)
     except CheckpointError as error:
         raise RecipeError(f"{key}: {error.problem}; {_VALID}") from None
     if newest is None:

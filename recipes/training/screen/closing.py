@@ -33,22 +33,14 @@ from ...report.picture import write_picture
 from ...schema.load import RECIPE, dump, override
 from ...words import duration, rate
 from ..callbacks import RunContext, Status
-from ..folder.checkpoint import CHECKPOINTS, latest, step_of
+from ..folder.checkpoint import latest, step_of
 from ..folder.ending import processor, versions
-from ..folder.names import CLASSES, SUMMARY
+from ..folder.names import CHECKPOINTS, CLASSES, SUMMARY, WEIGHTS, WEIGHTS_EMA
 from ..folder.outcome import Metrics, column, first_at, metrics_of, results_of
 from ..folder.place import writing
 from ..folder.saving import said_newest
-from ..folder.weights import WEIGHTS, WEIGHTS_EMA, write_weights
+from ..folder.weights import write_weights
 from ..watch.clocks import PARTS, PHASES, RunClock
-
-#: What parts of the wall time and of training are called where it is not their own name.
-_NAMES = {
-    "start_up": "start-up",
-    "input_seconds": "waiting for data",
-    "copy_seconds": "copying to the device",
-    "all_reduce_seconds": "all-reduce wait",
-}
 
 
 def end_early(
@@ -154,6 +146,7 @@ def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]
         threads=loader.threads,
         cores=loader.cores,
         on_gpu=job.device.type == "cuda",
+        auto_augment=loader.transform.auto_augment,
     )
 
 
@@ -269,13 +262,12 @@ def _where_the_time_went(facts: dict[str, Any]) -> Iterable[tuple[str, float, st
     since = f" since step {facts['from_step']:,}" if facts["from_step"] else ""
     yield f"where the time went{since}", spent["total"], ""
     for part in (part for part in PARTS if spent[part]):
-        yield f"  {_NAMES.get(part, part)}", spent[part], ""
+        yield f"  {part.replace('_', '-')}", spent[part], ""
         if part == "training" and phases:
             for phase in (phase for phase in PHASES if phase in phases):
                 first = facts["first_wait_seconds"] if phase == "input_seconds" else 0.0
                 more = f", {duration(first)} of it before the first step" if first else ""
-                label = _NAMES.get(phase, phase.removesuffix("_seconds"))
-                yield f"    {label}", phases[phase], more
+                yield f"    {PHASES[phase]}", phases[phase], more
             yield "    rest of training", max(0.0, spent[part] - sum(phases.values())), ""
 
 

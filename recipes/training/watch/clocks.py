@@ -23,11 +23,16 @@ from ..timeline import Timeline
 #: The parts of a run's wall time, in the order in which they are shown.
 PARTS = ("training", "evaluation", "checkpoints", "start_up", "rest")
 
-#: The parts of training that lines of metrics may hold, in the order in which they are shown.
-PHASES = (
-    *("input_seconds", "copy_seconds", "forward_seconds", "backward_seconds"),
-    *("all_reduce_seconds", "optimizer_seconds"),
-)
+#: The parts of training that lines of metrics may hold, in the order in which they are shown, and
+#: what every screen and page calls them.
+PHASES = {
+    "input_seconds": "waiting for data",
+    "copy_seconds": "copying to the device",
+    "forward_seconds": "forward",
+    "backward_seconds": "backward",
+    "all_reduce_seconds": "all-reduce wait",
+    "optimizer_seconds": "optimizer",
+}
 
 
 class RunClock:

@@ -34,7 +34,7 @@ from ....lars import LARS
 from ....pipeline import Phase
 from ...errors import RecipeError
 from ...words import decimal_size
-from ..losses import training_loss
+from ..targets import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
 UNCOUNTED = (
@@ -97,7 +97,8 @@ class MemoryCounter:
 
     ``model`` has no numbers, as :func:`without_numbers` returns it; ``make_optimizer`` makes the
     optimizer of a converted copy of it in a precision, given by name. ``averages`` is whether there
-    is a moving average of the weights.
+    is a moving average of the weights, and ``mixed_classes`` the number of classes where images are
+    mixed, else 0.
     """
 
     def __init__(
@@ -108,10 +109,12 @@ class MemoryCounter:
         on_gpu: bool,
         loss: Callable[[Tensor, Tensor], Tensor] = training_loss,
         averages: bool = False,
+        mixed_classes: int = 0,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self.model, self._make_optimizer, self._on_gpu = model, make_optimizer, on_gpu
         self._loss, self._averages, self._format = loss, averages, memory_format
+        self._mixed_classes = mixed_classes
         self._update_of, self._pass_of = cache(self._count_update), cache(self._count_pass)
 
     def count(
@@ -211,7 +214,11 @@ class MemoryCounter:
             # As the loader delivers images.
             dtype = torch.float16 if name.startswith("fp16") else torch.float32
             images = torch.empty((count, 3, size, size), dtype=dtype).to(**form)  # type: ignore
-            batch = [images, torch.zeros(count, dtype=torch.int64)]
+            targets = torch.zeros(count, dtype=torch.int64)
+            batch = [images, targets]
+            if self._mixed_classes:  # into new images and dense targets, beside the loader's
+                targets = torch.zeros(count, self._mixed_classes)
+                batch += [torch.empty_like(images), targets]
             live = LiveStorage([*model.parameters(), *model.buffers(), *batch])
 
             def take_away(parameter: Tensor) -> None:
@@ -223,7 +230,7 @@ class MemoryCounter:
                     parameter.register_post_accumulate_grad_hook(take_away)
             with live:
                 with precision.forward():
-                    loss = self._loss(model(images), batch[1])
+                    loss = self._loss(model(images), targets)
                 left = live.bytes
                 loss.backward()
         own = _bytes(batch)

@@ -43,10 +43,6 @@ class Readings:
     """Measures the training steps of a run, and reads what was measured.
 
     ``sums`` is what :meth:`state_dict` returned in the run that this one goes on from.
-
-    Attributes:
-        meter: Sums of loss and accuracy since the last reading.
-        stragglers: Names the ranks that hold the others up.
     """
 
     def __init__(
@@ -66,7 +62,7 @@ class Readings:
         self._schedule, self._precision, self._clock = schedule, step.precision, clock
         self._skipped, self._noise, self._phases = skipped, noise, step.phases
         self.stragglers = StragglerReport(job, warn)
-        self.meter = Meter(job.device)
+        self.meter = Meter(job.device)  # sums of loss and accuracy since the last reading
         self._usage = Usage(job.device)
         self._images_before = 0  # of steps made before a resume, which are not in the time
         self.restart()

@@ -21,8 +21,8 @@ from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import load
 from ...training.data import build_sources
-from ...training.folder.checkpoint import CHECKPOINTS
 from ...training.folder.lock import locked
+from ...training.folder.names import CHECKPOINTS
 from ...training.timeline import timeline_of
 from ..trial import Outcome, Reading, held_out, measure
 from . import report

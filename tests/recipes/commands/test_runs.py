@@ -13,8 +13,8 @@ import pytest
 
 from largebatch.recipes.commands import runs_table
 from largebatch.recipes.schema.names import RECIPE
-from largebatch.recipes.training.folder.lock import LOCK, locked, this_process
-from largebatch.recipes.training.folder.names import ENDING, METRICS, SUMMARY
+from largebatch.recipes.training.folder.lock import locked, this_process
+from largebatch.recipes.training.folder.names import ENDING, LOCK, METRICS, SUMMARY
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from tests.recipes.commands.test_app import ROOT, command, run
 from tests.recipes.runs import make

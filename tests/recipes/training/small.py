@@ -1,5 +1,8 @@
 """A small network on random images, for tests that train many runs."""
 
+from contextlib import contextmanager
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,16 +38,26 @@ class Small(nn.Sequential):
         return super().forward(images)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Let recipes build the small network."""
+@contextmanager
+def small_networks(kind=Small, **options):
+    """Let recipes build the small network, or another ``kind`` that is made like it."""
 
     def build(recipe, classes):
         torch.manual_seed(7)
-        return Small(classes, **recipe.args)
+        return kind(classes, **options, **recipe.args)
 
-    monkeypatch.setattr("largebatch.recipes.training.build.build_model", build)
-    monkeypatch.setattr("largebatch.recipes.training.build.check_image_size", lambda *_: None)
+    with (
+        mock.patch("largebatch.recipes.training.build.build_model", build),
+        mock.patch("largebatch.recipes.training.build.check_image_size"),
+    ):
+        yield
+
+
+@pytest.fixture
+def small():
+    """Let recipes build the small network."""
+    with small_networks():
+        yield
 
 
 def small_trainer(run_dir, *keys):

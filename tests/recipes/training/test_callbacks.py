@@ -2,18 +2,19 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from largebatch.recipes.errors import RecipeError, TrainingError
+from largebatch.recipes.errors import RecipeError, StorageError, TrainingError
 from largebatch.recipes.schema.dotted_path import resolve
 from largebatch.recipes.train import main
 from largebatch.recipes.training.callbacks import CallbackError
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.outcome import outcome_of
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, make, train
 from tests.recipes.training import watchers
@@ -97,25 +98,24 @@ def test_an_error_names_the_callback_and_the_hook(photos, tmp_path, seen, hook):
     assert seen[-1] == ("end", "finished" if finished else "failed", finished)
 
 
-@pytest.mark.slow("starts ranks or trains")
-def test_callbacks_learn_how_a_run_ended(photos, tmp_path, seen, capsys):
-    diverging = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.warmup=0", "log_every=1"]
-    with pytest.raises(TrainingError):
-        train(photos, tmp_path / "diverged", *diverging, RECORDER, "epochs=8", "track=[]")
-    assert seen[-1] == ("end", "diverged", False)
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        *((SystemExit(143), "stopped"), (KeyboardInterrupt(), "stopped")),
+        *((TrainingError("a", "b"), "diverged"), (StorageError("a", "b"), "failed")),
+        *((SystemExit(1), "failed"), (ValueError("a"), "failed")),
+    ],
+)
+def test_callbacks_are_told_the_status_that_the_folder_records(
+    photos, tmp_path, seen, monkeypatch, capsys, error, status
+):
+    """And one that then fails is shown, not raised."""
     fails = f"{{name: '{WATCHERS}:Fails', args: {{hook: on_end}}}}"
-    keys = [f"callbacks=[{WATCHERS}:Recorder, {fails}]", "log_every=1", "track=[]"]
-    stopped = make(photos, tmp_path / "stopped", *keys)
-    update = stopped._update
-
-    def interrupted(*arguments):
-        update(*arguments)
-        signal.raise_signal(signal.SIGTERM)
-
-    stopped._update = interrupted
-    with pytest.raises(SystemExit):  # an error at the end of a stopped run is shown, not raised
-        stopped.run()
-    assert seen[-1] == ("end", "stopped", False)
+    trainer = make(photos, tmp_path, *SHORT, f"callbacks=[{WATCHERS}:Recorder, {fails}]")
+    monkeypatch.setattr(trainer, "_train", mock.Mock(side_effect=error))
+    with pytest.raises(type(error)):
+        trainer.run()
+    assert (seen[-1], outcome_of(tmp_path).state) == (("end", status, False), status)
     assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().err
 
 

@@ -7,16 +7,19 @@ import os
 import pickle
 import random
 from collections import deque
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
+from largebatch.recipes.schema.load import load as load_recipe
 from largebatch.recipes.training.folder import checkpoint
 from largebatch.recipes.training.folder.checkpoint import (
     facts_of,
@@ -25,6 +28,7 @@ from largebatch.recipes.training.folder.checkpoint import (
     newest_intact,
     read_state,
 )
+from largebatch.recipes.training.folder.place import agreed_place
 from largebatch.recipes.training.folder.saving import Checkpoints, write_state
 from largebatch.recipes.training.folder.tensor_files import (
     NotPlainError,
@@ -33,6 +37,7 @@ from largebatch.recipes.training.folder.tensor_files import (
     write_tensors,
 )
 from largebatch.recipes.training.folder.weights import read_weights
+from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
 JOB = Job(0, 1, 1, torch.device("cpu"))
@@ -301,3 +306,37 @@ def test_an_optimizer_that_cannot_be_stored_is_refused_before_training(
     assert name in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def on_ranks(folder, new, anywhere):
+    """What a rank is told if the other one cannot load, how it verifies, and without run_dir."""
+    rank = dist.get_rank()
+    os.environ["LOCAL_RANK"] = str(rank)
+    job = Job(rank, 2, 2, torch.device("cpu"))
+    model = nn.Linear(20, 20)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with pytest.raises(RecipeError) as unloaded:
+        load(folder.parent / "elsewhere" if rank else folder, model, optimizer, job)
+    checkpoint._verified.clear()
+    with mock.patch.object(checkpoint, "facts_of", wraps=checkpoint.facts_of) as verified:
+        place = agreed_place(new, job)
+        load(place.resume_from, model, optimizer, job)
+    with pytest.raises(RecipeError) as placeless:
+        agreed_place(anywhere, Job(rank, 2, 1, torch.device("cpu")))
+    loaded = place.resume_from == folder, place.saved["step"], verified.call_count
+    return str(unloaded.value), loaded, str(placeless.value)
+
+
+@pytest.mark.slow("two ranks, each a process that imports torch")
+def test_ranks_agree_on_a_checkpoint_and_verify_it_once_on_each_machine(saved, tmp_path):
+    """Each of its files, by the first of the machine's processes, though it is read twice."""
+    new = load_recipe("digits", [f"run_dir={tmp_path / 'new'}", f"resume={saved}"])
+    anywhere = load_recipe("digits", ["resume=true"])
+    first, second = run_ranks(2, on_ranks, saved, new, anywhere)
+    assert first[0] == second[0]
+    assert first[0].startswith("rank 1: resume.from: ")
+    assert "is not a checkpoint" in first[0]
+    assert [first[1], second[1]] == [(True, 3, 2), (True, 3, 0)]
+    # Each of two machines would make a folder of its own.
+    assert first[2] == second[2]
+    assert first[2].startswith("run_dir: not set, and this run has several machines; valid: ")

@@ -15,7 +15,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import device
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, weights
-from tests.recipes.training.small import Small, small, small_trainer
+from tests.recipes.training.small import small, small_networks, small_trainer
 
 __all__ = ["small"]  # a fixture
 
@@ -127,11 +127,9 @@ def test_each_image_size_has_a_static_graph_in_training_and_one_in_evaluation(co
 
 def on_ranks(photos, run_dir):
     """The weights of a rank after compiled, eager and refused runs, and what was settled."""
-    build = "largebatch.recipes.training.build.build_model"
     compile, found = torch.compile, []
     rank = torch.distributed.get_rank()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, lambda recipe, classes: Small(classes))
+    with pytest.MonkeyPatch.context() as patch, small_networks():
         patch.setattr(torch, "compile", lambda f, **_: compile(f, backend="eager"))
         patch.setattr(device, "DEVICES", ("cpu",))
         patch.setattr(device, "LEAST_PASSES", 0)

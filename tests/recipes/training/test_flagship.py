@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from largebatch.comm import Plan, PlanError, Rule, Topology, execute
+from largebatch.comm import Plan, Rule, Topology, execute
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
-from largebatch.recipes.training.folder.place import run_place
 from largebatch.recipes.training.trainer import Trainer
 from tests.ranks import run_ranks
 
@@ -123,6 +122,3 @@ def test_a_given_plan_comes_before_the_nodes(tmp_path):
     plan.save(tmp_path / "plan.json")
     recipe = load(NAME, [f"comm.plan={tmp_path}/plan.json"]).recipe
     assert build.build_plan(recipe, Topology.of(4, 4)) == plan
-    loaded = load(NAME, [*SMALL, f"run_dir={tmp_path}", f"comm.plan={tmp_path}/no.json"])
-    with pytest.raises(PlanError, match=r"no\.json: No such file"):
-        build.prepare(loaded, Job(0, 4, 4, CPU), run_place(loaded, "now"))

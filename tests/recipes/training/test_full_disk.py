@@ -5,17 +5,23 @@ import json
 import os
 import resource
 import shutil
+import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training import trainer as trainer_module
+from largebatch.recipes.training.callbacks import Metrics
 from largebatch.recipes.training.folder.checkpoint import newest_intact
-from largebatch.recipes.training.folder.metrics import SkippedImages, read_metrics
+from largebatch.recipes.training.folder.metrics import AppendedFile, SkippedImages, read_metrics
 from largebatch.recipes.training.folder.weights import write_weights
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.training.watch.trackers import TensorBoard
@@ -25,6 +31,7 @@ from tests.recipes.runs import BASE, JOB, assert_same, make, train, weights
 from tests.recipes.training.test_resume import checkpoints, timeless
 
 KEYS = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "checkpoint.keep=9")
+KEYS += ("log_every=1",)
 FULL = 100_000  # bytes: less than a checkpoint takes, and more than all other files
 
 
@@ -53,15 +60,22 @@ def full_from(trainer, first, last, size=FULL):
     trainer._save = saves
 
 
+@pytest.fixture(scope="module")
+def whole(photos, tmp_path_factory):
+    """The weights and the metrics of a run that finds room."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    trained = train(photos, folder, *KEYS)
+    return trained, [timeless(line) for line in read_metrics(folder)]
+
+
 @pytest.mark.slow("trains until a disk is full")
 def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
-    photos, tmp_path, capsys
+    photos, whole, tmp_path, capsys
 ):
-    whole = train(photos, tmp_path / "whole", *KEYS)
     trainer = make(photos, tmp_path / "run", *KEYS)
     full_from(trainer, 4, 5)
     trainer.run()
-    assert_same(weights(trainer), whole)
+    assert_same(weights(trainer), whole[0])
     assert checkpoints(tmp_path / "run") == [2, 6, 7]
     output = " ".join(capsys.readouterr().err.split())
     assert "checkpoint: that of step 4 is not written: " in output
@@ -69,12 +83,11 @@ def test_a_checkpoint_that_finds_no_room_is_left_out_and_the_next_one_is_tried(
     assert (
         f"the newest checkpoint is {tmp_path / 'run' / 'checkpoints' / 'step-00000002'}" in output
     )
-    lines, expected = (read_metrics(tmp_path / name) for name in ("run", "whole"))
-    assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
+    assert [timeless(line) for line in read_metrics(tmp_path / "run")] == whole[1]
 
 
 @pytest.mark.slow("trains until a disk is full")
-def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos, tmp_path):
+def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos, whole, tmp_path):
     trainer = make(photos, tmp_path / "run", *KEYS)
     full_from(trainer, 5, 9)
     with pytest.raises(StorageError) as error:
@@ -89,7 +102,7 @@ def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos,
     # With room again, the run ends as if nothing had been.
     again = make(photos, tmp_path / "run", *KEYS, "resume=true")
     again.run()
-    assert_same(weights(again), train(photos, tmp_path / "whole", *KEYS))
+    assert_same(weights(again), whole[0])
 
 
 def test_a_folder_that_vanishes_is_made_again(photos, tmp_path):
@@ -121,10 +134,7 @@ def test_all_ranks_go_on_when_one_finds_no_room(photos, tmp_path):
 
 
 @pytest.mark.slow("trains until a disk is full")
-def test_lines_of_metrics_wait_for_room(photos, tmp_path, monkeypatch, capsys):
-    whole = make(photos, tmp_path / "whole", *KEYS, "log_every=1")
-    whole.run()
-    capsys.readouterr()
+def test_lines_of_metrics_wait_for_room(photos, whole, tmp_path, monkeypatch, capsys):
     pwrite, tries = os.pwrite, []
 
     def nearly_full(file, content, offset):
@@ -136,10 +146,9 @@ def test_lines_of_metrics_wait_for_room(photos, tmp_path, monkeypatch, capsys):
         return pwrite(file, content, offset)
 
     monkeypatch.setattr(os, "pwrite", nearly_full)
-    make(photos, tmp_path / "run", *KEYS, "log_every=1").run()
+    make(photos, tmp_path / "run", *KEYS).run()
     monkeypatch.undo()
-    lines, expected = (read_metrics(tmp_path / name) for name in ("run", "whole"))
-    assert [timeless(line) for line in lines] == [timeless(line) for line in expected]
+    assert [timeless(line) for line in read_metrics(tmp_path / "run")] == whole[1]
     assert capsys.readouterr().err.count("metrics.jsonl cannot be written: No space left") == 1
 
 
@@ -155,7 +164,7 @@ def test_a_tracker_that_cannot_write_or_close_does_not_end_the_run(
 
     monkeypatch.setattr(TensorBoard, "on_log", fails)
     monkeypatch.setattr(TensorBoard, "on_end", no_space)
-    make(photos, tmp_path / "run", *KEYS, "log_every=1", "track=[tensorboard]").run()
+    make(photos, tmp_path / "run", *KEYS, "track=[tensorboard]").run()
     assert capsys.readouterr().err.count("callback tensorboard: ") == 2
     assert len(read_metrics(tmp_path / "run")) > 7
     assert (tmp_path / "run" / "weights.pt").exists()
@@ -253,3 +262,69 @@ def test_the_best_checkpoint_stays_when_a_better_one_finds_no_room(photos, tmp_p
     full_from(trainer, 3, 4)
     trainer.run()
     assert checkpoints(tmp_path) == [7]  # 70 %; at 80 % there was no room
+
+
+# --- pieces that are appended to a file ---------------------------------------------------------
+
+PIECES = st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.integers(0, 12)), max_size=20)
+
+
+def with_room_for(room, pwrite=os.pwrite):
+    """``os.pwrite`` of a disk with this many bytes of room."""
+
+    def write(file, content, offset):
+        part = content[: room[0]]
+        if not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room[0] -= len(part)
+        return pwrite(file, part, offset)
+
+    return write
+
+
+@given(PIECES)
+def test_pieces_arrive_whole_and_in_order(pieces):
+    """With any room at each of them; a part that is written before the room ends is repeated."""
+    room, written, expected = [0], b"", b""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", with_room_for(room))
+        path = Path(folder) / "file"
+        path.write_bytes(b"head")
+        file = AppendedFile(path, 4)
+        for piece, room[0] in pieces:
+            expected += piece
+            try:
+                file.append(piece)
+            except OSError:
+                assert file.waiting
+                assert expected.endswith(file.waiting)
+            else:
+                assert not file.waiting
+                written = expected
+            assert path.read_bytes()[: 4 + len(written)] == b"head" + written
+        room[0] = 10**6
+        file.append()
+        file.close()
+        assert path.read_bytes() == b"head" + expected
+
+
+def test_values_for_tensorboard_wait_for_room_without_a_thread(photos, tmp_path, monkeypatch):
+    run = make(photos, tmp_path).context
+    tmp_path.mkdir(exist_ok=True)
+    room, tracker, threads = [10**6], TensorBoard(), threading.active_count()
+    monkeypatch.setattr(os, "pwrite", with_room_for(room))
+    tracker.on_start(run)
+    for step in range(1, 9):
+        room[0] = 7 if 3 <= step <= 5 else 10**6
+        metrics = Metrics("train", step, 0.0, {"loss": 1.0 / step, "top1": 50.0 + step})
+        if 3 <= step <= 5:
+            with pytest.raises(OSError, match="No space left"):
+                tracker.on_log(metrics)
+        else:
+            tracker.on_log(metrics)
+    assert threading.active_count() == threads
+    tracker.on_end("finished", {})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    steps = [(s.step, s.value) for s in events.Scalars("train/loss")]
+    assert steps == [(step, pytest.approx(1 / step)) for step in range(1, 9)]

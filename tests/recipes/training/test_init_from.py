@@ -130,7 +130,7 @@ def compare(shallow, deep):
         (("resnet26", {}), ("resnet50", {}), 8, False),
         (("resnet26", {"layers": [1, 1, 1, 1]}), ("resnet50", {"layers": [2, 1, 3, 1]}), 3, True),
         (("seresnet18", {}), ("seresnet34", {}), 8, False),
-        (("resnet26d", {}), ("resnet101d", {}), 25, True),
+        (("resnet18d", {}), ("resnet34d", {}), 8, True),
     ],
 )
 def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blocks, zero):

@@ -59,17 +59,13 @@ def evaluated(source, trainer):
     return Loader(source, loader.transform, batch_size=8, training=False, backend=loader.backend)
 
 
-def test_the_first_layer_is_not_trained_and_a_resumed_run_keeps_it(photos, tmp_path):
+def test_the_first_layer_is_not_trained(photos, tmp_path):
     keys = [*AIRBENCH, "optimizer.weight_decay=0.1"]
     before = weights(make(photos, tmp_path / "other", *keys))
-    first = train(photos, tmp_path / "run", *keys, "stop_after=3")
+    first = train(photos, tmp_path / "run", *keys, "stop_after=3")  # test_resume.py resumes it
     assert torch.equal(first["whiten.weight"], before["whiten.weight"])
     assert not torch.equal(first["whiten.bias"], before["whiten.bias"])
     assert not torch.equal(first["fc.weight"], before["fc.weight"])
-    resumed = train(photos, tmp_path / "run", *keys, "resume=true")
-    straight = train(photos, tmp_path / "whole", *keys)
-    for name, value in straight.items():
-        assert torch.equal(resumed[name], value), name
 
 
 def start_on_a_rank(photos, tmp_path):

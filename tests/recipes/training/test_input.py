@@ -7,17 +7,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from largebatch.pipeline import DataError, InputTimes, Output, prepare_folder, stall_advice
+from largebatch.pipeline import (
+    DataError,
+    InputTimes,
+    Output,
+    Transform,
+    prepare_folder,
+    stall_advice,
+)
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.folder.metrics import SKIPPED, read_metrics
+from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.names import SKIPPED
 from largebatch.recipes.training.folder.outcome import metrics_of, results_of
 from largebatch.recipes.training.screen.closing import input_advice
 from tests.pipeline.formats import write_data_set
 from tests.ranks import run_ranks
-from tests.recipes.runs import NO_BATCH_NORM, assert_same, make, train
+from tests.recipes.runs import NO_BATCH_NORM, make, train
 
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
@@ -125,17 +133,6 @@ def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
         load("digits", ["data.source=synthetic", "data.holdout=20"])
 
 
-def test_a_run_through_stages_resumes_bit_for_bit(photos, tmp_path):
-    stages = "stages=[{from: 2, image_size: 40}, {from: 1.5ep, image_size: 36}]"
-    whole = train(photos, tmp_path / "whole", stages)
-    part = make(photos, tmp_path / "parts", stages, "stop_after=3")
-    sizes = []
-    part.model.register_forward_pre_hook(lambda m, inputs: sizes.append(inputs[0].shape[-1]))
-    part.run()
-    assert sizes[:12] == [32] * 8 + [40] * 4  # 4 micro-batches a step
-    assert_same(train(photos, tmp_path / "parts", stages, "resume=true"), whole)
-
-
 @pytest.mark.parametrize("bound", [0.0, 1.1])
 def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch, bound):
     monkeypatch.setattr("largebatch.recipes.training.screen.closing.INPUT_BOUND", bound)
@@ -178,6 +175,7 @@ class Images:
     """What the advice reads of a loader."""
 
     backend, threads, cores = "dali-cpu", 2, 2
+    transform = Transform(32, 32)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +234,8 @@ THREADS, ON_GPU = "threads: data.threads=3", "decoding on the GPU: data.backend=
         ({}, {"backend": "torchvision"}, [THREADS, "a faster decoder: data.backend=auto"]),
         (LARGE, {"cores": 2}, ["smaller files: --resize 336", "cores: needs 3"]),
         (SLOW_DISK, {}, [SHARDS, THREADS]),
+        # which DALI refuses
+        ({}, {"cores": 2, "on_gpu": True, "auto_augment": "ra-m7-n2"}, ["cores: needs 3"]),
     ],
 )
 def test_advice_follows_from_the_stage_that_is_too_slow(times, facts, remedies):

@@ -11,7 +11,7 @@ from largebatch.recipes.errors import RecipeError, TrainingError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
-from tests.recipes.runs import assert_same, largest_difference, make, train, weights
+from tests.recipes.runs import largest_difference, make, train, weights
 
 pytestmark = pytest.mark.slow("trains and compiles small networks in every precision")
 
@@ -42,34 +42,6 @@ def test_every_precision_trains_and_exports_fp32(photos, tmp_path, fp32_losses, 
     if PRECISIONS[name].masters:
         assert torch.equal(exported["fc.weight"], trainer.optimizer.state[
             trainer.model.fc.weight]["master"])  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "optimizer"), [("bf16-master", "sgd"), ("fp16-master", "muon")])
-def test_a_resumed_run_keeps_its_masters_and_loss_scale(photos, tmp_path, name, optimizer):
-    keys = [f"precision={name}", f"optimizer.name={optimizer}", "optimizer.lr=0.1"]
-    keys += ["micro_batch_size=16"]  # convolutions in half precision are slow on a CPU
-    whole = train(photos, tmp_path / "whole", *keys)
-    train(photos, tmp_path / "parts", *keys, "stop_after=3")
-    again = make(photos, tmp_path / "parts", *keys, "resume=true")
-    assert again.optimizer.state[again.model.fc.weight]["master"].dtype == torch.float32
-    again.run()
-    assert_same(weights(again), whole)
-    exported = [torch.load(tmp_path / run / "weights.pt") for run in ("whole", "parts")]
-    assert_same(*exported)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "refused"),
-    [("fp32", "bf16", False), ("bf16-master", "fp16-master", True), ("fp16-master", "fp16", True)],
-)
-def test_precision_may_change_on_resume_where_the_tensors_stay(photos, tmp_path, old, new, refused):
-    train(photos, tmp_path, f"precision={old}", "stop_after=1")
-    keys = (photos, tmp_path, f"precision={new}", "resume=true", "stop_after=2")
-    if refused:
-        with pytest.raises(RecipeError, match=f"written with precision={old}, not {new}, whose"):
-            make(*keys)
-    else:
-        make(*keys).run()
 
 
 def ranks_run(root, run_dir, *keys):
@@ -129,12 +101,9 @@ def diverge(photos, run_dir, *keys):
     return trainer, str(error.value)
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_loss_that_is_not_finite_stops_the_run_within_one_logging_interval(
-    photos, tmp_path, every
-):
-    trainer, message = diverge(photos, tmp_path, *DIVERGES, f"log_every={every}")
-    assert trainer.step <= 2 + every
+def test_a_loss_that_is_not_finite_stops_the_run_within_one_logging_interval(photos, tmp_path):
+    trainer, message = diverge(photos, tmp_path, *DIVERGES, "log_every=3")
+    assert trainer.step <= 2 + 3
     assert f"training diverged: the loss is nan at step {trainer.step} of 7" in message
     assert "learning rate 1e+30; there is no checkpoint yet" in message
     last = read_metrics(tmp_path)[-1]

@@ -6,8 +6,12 @@ import pytest
 
 from largebatch.recipes.errors import LostRankError, RecipeError, StorageError, TrainingError
 from largebatch.recipes.training.folder.ending import recorded
+from largebatch.recipes.training.folder.lock import locked
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.names import ENDING, LOCK
 from largebatch.recipes.training.folder.outcome import outcome_of
+from largebatch.recipes.training.stopping import _end
+from tests.ranks import CONTEXT
 
 LINE = {"split": "train", "step": 1, "epoch": 0.5, "loss": 2.0}
 
@@ -40,3 +44,28 @@ def test_the_reason_of_an_end_is_the_whole_problem_without_advice(tmp_path, erro
     found = outcome_of(tmp_path)
     assert (found.state, found.reason) == (state, "a; b")
     assert str(error).startswith("a; b; ")
+
+
+def end_in_a_run(folder, is_main, taken_over):
+    with locked(folder):
+        if taken_over:
+            lock = json.loads((folder / LOCK).read_text())
+            (folder / LOCK).write_text(json.dumps({**lock, "process": lock["process"] + 1}))
+        _end("rank 1 did not answer", folder if is_main else None)
+
+
+@pytest.mark.parametrize(
+    ("is_main", "taken_over", "records"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+)
+def test_a_standstills_end_is_recorded_by_rank_0_in_its_own_folder(
+    tmp_path, is_main, taken_over, records
+):
+    process = CONTEXT.Process(target=end_in_a_run, args=(tmp_path, is_main, taken_over))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 1
+    assert (tmp_path / ENDING).exists() == records
+    if records:
+        found = outcome_of(tmp_path)
+        assert (found.state, found.reason) == ("failed", "rank 1 did not answer")

@@ -9,8 +9,9 @@ import pytest
 
 from largebatch.recipes.errors import RecipeError, StorageError
 from largebatch.recipes.training.folder import lock as run_lock
-from largebatch.recipes.training.folder.lock import LOCK, heartbeat, locked, this_process
+from largebatch.recipes.training.folder.lock import heartbeat, locked, this_process
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.names import LOCK
 from tests.ranks import CONTEXT
 from tests.recipes.runs import assert_same, make, train, weights
 from tests.recipes.training.test_resume import checkpoints, timeless

@@ -68,7 +68,7 @@ def test_batches_learning_rates_and_epochs_agree(whole):
     assert evaluated == [4, 5, 11]  # the first steps past epochs 1 and 2, at 80 and 112 images
 
 
-@pytest.mark.parametrize("step", [2, 3, 5])  # before, at and between the changes
+@pytest.mark.parametrize("step", [2, 5])  # before and at a change; between them on ranks
 def test_a_run_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole, step):
     folder, trained = whole
     checkpoint = folder / "checkpoints" / f"step-{step:08d}"

@@ -1,8 +1,11 @@
 """The training step: what is compiled, and what the compiled code may overwrite."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,8 +15,9 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.step import TrainingStep
-from tests.recipes.runs import assert_same, weights
-from tests.recipes.training.small import Small, small, small_trainer
+from tests.ranks import run_ranks
+from tests.recipes.runs import assert_same, make, weights
+from tests.recipes.training.small import Small, small, small_networks, small_trainer
 
 __all__ = ["small"]  # a fixture
 
@@ -119,3 +123,62 @@ def test_graphs_of_torch_compile_overwrite_nothing_that_is_used(
     assert_same(ours, plain)
     assert read == values
     assert (marks, begun) == (0, 3 * 12 // micro_batch)
+
+
+# --- on ranks ----------------------------------------------------------------------------------
+
+
+class Network(nn.Module):
+    """A small network; torch.compile leaves out one that is an nn.Sequential itself under DDP."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = Small(classes)
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+class Recorder:
+    """A backend of torch.compile that runs the graph as it is, and notes its inputs."""
+
+    def __init__(self):
+        self.inputs = []
+
+    def __call__(self, graph, inputs, **options):
+        self.inputs.append(
+            [
+                (tuple(x.shape), x.dtype, x.stride()) if isinstance(x, torch.Tensor) else str(x)
+                for x in inputs
+            ]
+        )
+        return graph.forward
+
+
+def compiled_on_ranks(root, run_dir, *keys):
+    """The graphs that are compiled before training, and in it."""
+    recorder = Recorder()
+    compile_it = torch.compile
+
+    def recorded(*arguments, **options):
+        return compile_it(*arguments, **options | {"backend": recorder})
+
+    torch.compiler.reset()
+    with (
+        mock.patch("torch.compile", recorded),
+        small_networks(Network),
+    ):
+        trainer = make(root, run_dir, "compile=true", "evaluate_every=null", *keys)
+        before = len(recorder.inputs)
+        trainer.run()
+    return recorder.inputs[:before], recorder.inputs[before:]
+
+
+@pytest.mark.slow("compiles a small network on two ranks")
+def test_training_is_compiled_once_before_the_first_step(photos, tmp_path):
+    """Gradients are reduced in one of two micro-batches only."""
+    keys = ["precision=fp16-master", "channels_last=true", "micro_batch_size=4", "stop_after=1"]
+    for before, in_training in run_ranks(2, compiled_on_ranks, photos, tmp_path / "run", *keys):
+        assert in_training == []
+        images = {x for graph in before for x in graph if x[0] == (4, 3, 32, 32)}
+        assert images == {((4, 3, 32, 32), torch.float16, (3072, 1, 96, 3))}

@@ -211,10 +211,12 @@ def test_commands_run_as_they_are_shown(photos, here, capsys, end):
 
 
 def test_errors_of_other_kinds_say_nothing_of_it(photos, capsys, monkeypatch):
-    trainer = make(photos, RUN)
+    trainer, stopped = make(photos, RUN), []
     monkeypatch.setattr(trainer, "_update", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(trainer.display, "stop", lambda: stopped.append(True))
     with pytest.raises(ZeroDivisionError):
         trainer.run()
+    assert stopped  # the bar is gone before the error is shown
     assert "next:" not in capsys.readouterr().out
     assert content("ending.json").keys() == {"status", "reason", "time"}
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import loss_of, memory_counter, meta_model
 from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
+from largebatch.recipes.training.targets import Mixer
 
 BASE = [
     *("model.name=test_resnet", "data.image_size=32", "data.eval_resize=32", "device=cpu"),
@@ -40,6 +42,12 @@ def layers():
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), third)
 
 
+#: What mixing reads of a loader of 10 classes.
+LOADER = SimpleNamespace(
+    batch_position=0, device="cpu", source=SimpleNamespace(classes=[*range(10)])
+)
+
+
 def test_activations_are_what_autograd_keeps():
     """What autograd keeps of this network is known by heart."""
     n = 64
@@ -61,6 +69,7 @@ def test_activations_are_what_autograd_keeps():
         ("fp16-master", ["optimizer.name=sgd", "ema.decay=0.9"], 2),
         ("bf16-master", ["optimizer.name=muon"], 1),
         ("bf16", ["optimizer.name=adamw"], 2),
+        ("fp32", ["optimizer.name=sgd", "mixing.mixup=0.2", "mixing.group=8"], 1),
     ],
 )
 def test_the_peak_is_what_the_allocator_gives(precision, keys, accumulation, tmp_path):
@@ -77,7 +86,9 @@ def test_the_peak_is_what_the_allocator_gives(precision, keys, accumulation, tmp
         step = TrainingStep(model, None, optimizer, form, loss=loss_of(recipe))
         average = WeightAverage.of(recipe.ema, model, optimizer)
         dtype = torch.float16 if precision.startswith("fp16") else torch.float32
-        images, labels = torch.randn(64, 3, 10, 10).to(dtype), torch.zeros(64, dtype=torch.int64)
+        batch = images, labels = torch.randn(64, 3, 10, 10).to(dtype), torch.zeros(64).long()
+        if recipe.mixing.is_on:  # beside the loader's batch
+            images, labels = Mixer(recipe.mixing, 0, LOADER)(*batch)
         for _ in range(2):
             for place in range(accumulation):
                 step.forward_backward(images, labels, place, accumulation)

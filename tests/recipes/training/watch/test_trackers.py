@@ -1,16 +1,22 @@
-"""Trackers, with the real packages and no network: what they hold is read back."""
+"""The names of metrics; and trackers, with the real packages and no network, read back."""
 
 import importlib.util
 import json
 import logging
+import re
 import socket
+from pathlib import Path
 
 import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from largebatch.recipes.errors import RecipeError
+from largebatch.recipes.training.callbacks import Metrics
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.watch.meters import NAMES
+from largebatch.recipes.training.watch.trackers import named
+from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
 
 SHORT = ["stop_after=4", "log_every=2", "evaluate_every=4", "checkpoint.every=null"]
@@ -154,3 +160,48 @@ def test_a_server_that_is_not_there_is_one_line(photos, tmp_path, monkeypatch):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         with pytest.raises(RecipeError, match=f"track: mlflow cannot start at {url}: "):
             train(photos, tmp_path, *SHORT, "track=[mlflow]")
+
+
+# --- the names of docs/guides/watch.md ----------------------------------------------------------
+
+PAGE = Path(__file__).parents[4] / "docs" / "guides" / "watch.md"
+ROW = re.compile(r"^\| `(\w+)` \| (train|val|train, val) \|[^|]*\|[^|]+\|$", re.MULTILINE)
+
+#: All that a recipe can ask to be measured, on two ranks.
+EVERYTHING = [
+    *("precision=fp16", "optimizer.clip_grad_norm=1", "gradient_noise_every=1", "ema.decay=0.9"),
+    *("stages=[{from: 1ep, batch_size: 24, lr: keep}]", "trust_ratios_every=2", "track=[]"),
+]
+#: Names that a run on CPUs does not have.
+ELSEWHERE = {*NAMES[1:], "copy_seconds"}
+
+
+def documented():
+    """The lines that each name is in, by name."""
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
+    names = [name for name, _ in rows]
+    assert len(names) == len(set(names))
+    return {name: set(splits.split(", ")) for name, splits in rows}
+
+
+def written_by(root, run_dir):
+    train(root, run_dir, *EVERYTHING)
+
+
+@pytest.mark.slow("trains on two ranks in half precision")
+def test_the_table_has_the_names_that_runs_write_and_no_other(photos, tmp_path):
+    run_ranks(2, written_by, photos, tmp_path)
+    written = {}
+    for line in read_metrics(tmp_path):
+        if line["split"] != "trust_ratio":
+            for name in line.keys() - {"split", "step", "epoch"}:
+                written.setdefault(name, set()).add(line["split"])
+    table = documented()
+    assert written == {name: table.get(name) for name in written}
+    assert table.keys() - written.keys() <= ELSEWHERE
+
+
+def test_trackers_have_the_same_names_with_their_split():
+    values = {"loss": 1.0, "memory_bytes": 2.0}
+    metrics = Metrics("train", 5, 0.5, values, {"step_wait_seconds": [0.1]})
+    assert named(metrics) == {"epoch": 0.5, "train/loss": 1.0, "train/memory_bytes": 2.0}

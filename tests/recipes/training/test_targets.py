@@ -1,14 +1,16 @@
-"""Mixup and CutMix are timm's, and every number of ranks mixes the same images."""
+"""Losses, Mixup and CutMix are timm's, and every number of ranks mixes the same images."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from timm.data import mixup as timms
+from timm.loss import BinaryCrossEntropy
 from torchvision.transforms import v2
 
 from largebatch.pipeline import ImageFolder, Loader, Stage, Transform
@@ -16,8 +18,9 @@ from largebatch.pipeline.order import Stream
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.targets import Mixing
+from largebatch.recipes.training.build import loss_of
 from largebatch.recipes.training.evaluate import Meter
-from largebatch.recipes.training.mixing import Mixer, draws
+from largebatch.recipes.training.targets import Mixer, draws, training_loss
 from largebatch.recipes.training.timeline import timeline_of
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
@@ -26,12 +29,67 @@ from tests.recipes.runs import (
     JOB,
     NO_BATCH_NORM,
     ROUNDING,
-    assert_same,
     double_precision,
     largest_difference,
     make,
     train,
 )
+
+
+def batch(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(16, 10, generator=generator)
+    return logits.to(dtype), torch.randint(10, (16,), generator=generator)
+
+
+def mixed(labels, own):
+    """Targets without smoothing, each label with that of the image that is as far from the end."""
+    one_hot = F.one_hot(labels, 10).float()
+    return own * one_hot + (1 - own) * one_hot.flip(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("own", [None, 0.3])
+def test_cross_entropy_is_that_of_smoothed_targets_in_fp32(dtype, smoothing, own):
+    logits, labels = batch(dtype)
+    targets = labels if own is None else mixed(labels, own)
+    found = training_loss(logits, targets, smoothing)
+    smoothed = timms.mixup_target(labels, 10, 1.0 if own is None else own, smoothing)
+    wanted = -(smoothed.double() * logits.double().log_softmax(1)).sum(1).mean()
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
+@pytest.mark.parametrize("sum_classes", [False, True])
+@pytest.mark.parametrize("own", [None, 0.3, 0.85])
+def test_binary_cross_entropy_is_timms(smoothing, threshold, sum_classes, own):
+    logits, labels = batch()
+    keys = [f"label_smoothing={smoothing}", "loss.name=binary-cross-entropy"]
+    keys += [f"loss.threshold={'null' if threshold is None else threshold}"]
+    keys += [f"loss.sum_classes={str(sum_classes).lower()}"]
+    loss = loss_of(load("digits", [*BASE, *keys]).recipe)
+    of_timm = BinaryCrossEntropy(smoothing, threshold, sum_classes=sum_classes)
+    dense = labels if own is None else timms.mixup_target(labels, 10, own, smoothing)
+    wanted = of_timm(logits, dense)
+    found = loss(logits.half(), labels if own is None else mixed(labels, own))
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-3)
+    assert found.dtype == torch.float32
+
+
+def test_a_mixed_and_smoothed_target_has_the_weights_of_its_two_classes():
+    """The gradient of cross entropy is the softmax less the target."""
+    labels = torch.tensor([2, 7])
+    logits = torch.zeros(2, 10, requires_grad=True)
+    training_loss(logits, mixed(labels, 0.3), 0.1).backward()
+    target = 0.1 - 2 * logits.grad
+    assert target[0, [2, 7, 0]].tolist() == pytest.approx([0.28, 0.64, 0.01], rel=1e-5)
+    assert target.sum(1).tolist() == pytest.approx([1, 1])
+
+
+# --- mixing ------------------------------------------------------------------------------------
 
 BOTH = Mixing(mixup=0.4, cutmix=1.0, prob=0.8, group=8)
 
@@ -203,7 +261,6 @@ def test_a_loader_says_where_its_batches_begin(photos):
 
 
 MIXED = ["mixing.mixup=0.2", "mixing.cutmix=1", "mixing.prob=0.9", "mixing.switch_prob=0.4"]
-BCE = ["loss.name=binary-cross-entropy", "loss.threshold=0.2", "loss.sum_classes=true"]
 
 
 def in_double(root, folder, *keys):
@@ -224,6 +281,7 @@ def test_accumulation_and_ranks_make_the_updates_of_one_batch(photos, tmp_path):
     assert largest_difference(plain, at_once) > 1e-3
 
 
+<<<<<<< HEAD:tests/recipes/training/test_mixing.py
 @pytest.mark.slow("trains twice, also in FP16")
 @pytest.mark.parametrize("precision", ["fp32", "fp16-master"])
 def test_a_run_resumes_bit_for_bit_in_an_epoch(photos, tmp_path, precision):
@@ -243,6 +301,8 @@ def test_a_network_learns_the_digits_from_mixed_and_augmented_repeats(digits, tm
     assert make(digits, tmp_path, *keys, "evaluate_every=4ep").run()["top1"] > 60
 
 
+=======
+>>>>>>> h-X4:tests/recipes/training/test_targets.py
 def test_training_accuracy_is_against_the_label_of_the_larger_weight():
     meter = Meter(JOB.device)
     logits = torch.eye(10)[[3, 3, 5]]

@@ -1,5 +1,6 @@
-"""Mixup and CutMix on the device, as functions of the seed and the position in the stream alone.
+"""What is minimized: the loss of training, on labels or on the targets of Mixup and CutMix.
 
+<<<<<<< HEAD:recipes/training/mixing.py
 The stream of training images (:mod:`largebatch.pipeline.order`) falls into consecutive groups.
 In a group, image i of its first half is blended with image i of its second half, all with one
 weight or one box, as in a batch of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``), which
@@ -7,6 +8,18 @@ pairs the first image with the last: with probability ``prob`` it is mixed, then
 ``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et al. 2017,
 arXiv:1710.09412). Partners are half a group apart, so that repeats of an image, which follow each
 other, are not mixed with one another. The draws of a group belong to its place in the stream, and a
+=======
+Binary cross entropy follows timm's ``BinaryCrossEntropy``, with which "ResNet strikes back"
+(Wightman et al. 2021, arXiv:2110.00476) and DeiT III were trained; the sum over classes is
+Composer's form.
+
+Images are mixed on the device, as a function of the seed and the position in the stream alone. The
+stream of training images (:mod:`largebatch.pipeline.order`) falls into consecutive groups.
+In a group, image i is blended with image n - 1 - i, all with one weight or one box, as in a batch
+of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``): with probability ``prob`` it is mixed,
+then with ``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et
+al. 2017, arXiv:1710.09412). The draws of a group belong to its place in the stream, and a
+>>>>>>> h-X4:recipes/training/targets.py
 micro-batch holds whole groups. So any number of ranks, any accumulation and a resumed run mix the
 same images.
 
@@ -17,25 +30,62 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ...pipeline import Batch, Loader
 from ..schema.targets import Mixing
-from .losses import one_hot
 
 _PURPOSE = 2**64 - 1  # of the key; the order and the crops of epoch e have 2 e and 2 e + 1
 _UNIFORMS = 8  # random numbers per group, of which 6 are used: two steps of the counter
 _PHILOX_WORDS = 4  # 64-bit words per step of the generator's counter
 
 
-class Mixer:
-    """Mixes the micro-batches that a loader delivers.
+def training_loss(
+    logits: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    *,
+    name: str = "cross-entropy",
+    threshold: float | None = None,
+    sum_classes: bool = False,
+) -> Tensor:
+    """Return the mean loss of a micro-batch over its images, in FP32, 0-d.
 
-    Args:
-        options: The section ``mixing`` of the recipe.
-        seed: Seed of the run, >= 0 and below 2^64.
-        loader: The loader, which says where in the stream its last micro-batch begins.
+    Inside a function that torch.compile compiles, its operators are fused; eager, each is a kernel.
+
+    ``logits``, of any floating dtype, have shape ``[n, classes]``. ``targets`` are class numbers,
+    int64, ``[n]``, or weights of classes, FP32, ``[n, classes]``, that sum to 1 for each image; a
+    share of them, ``label_smoothing``, is spread evenly (Szegedy et al. 2016, section 7). With
+    binary cross entropy, smoothed targets above ``threshold`` become 1 and others 0, and
+    ``sum_classes`` sums over classes in place of their mean.
+    """
+    logits = logits.float()
+    if name == "cross-entropy":
+        return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+    classes = logits.shape[1]
+    dense = one_hot(targets, torch.arange(classes, device=targets.device))
+    dense = dense * (1 - label_smoothing) + label_smoothing / classes
+    if threshold is not None:
+        dense = (dense > threshold).float()
+    loss = F.binary_cross_entropy_with_logits(logits, dense)
+    return loss * classes if sum_classes else loss
+
+
+def one_hot(targets: Tensor, classes: Tensor) -> Tensor:
+    """Return targets as weights of ``classes``, FP32, ``[n, classes]``, without a host sync."""
+    return targets if targets.dim() == 2 else (targets[:, None] == classes).float()
+
+
+# --- mixing -----------------------------------------------------------------------------------
+
+
+class Mixer:
+    """Mixes the micro-batches that a loader delivers, by the recipe's section ``mixing``.
+
+    The run's ``seed`` is below 2^64. The loader says where in the stream its last micro-batch
+    begins.
     """
 
     def __init__(self, options: Mixing, seed: int, loader: Loader) -> None:
@@ -43,16 +93,12 @@ class Mixer:
         self._classes = torch.arange(len(loader.source.classes), device=loader.device)
 
     def __call__(self, images: Tensor, labels: Tensor) -> Batch:
-        """Return the loader's last micro-batch, mixed.
+        """Return the loader's last micro-batch, mixed, in new tensors.
 
-        Args:
-            images: Images, FP32 or FP16, shape ``[n, 3, height, width]``, in any memory format. A
-                weight of mixup is rounded to their dtype.
-            labels: Class numbers, int64, shape ``[n]``.
-
-        Returns:
-            New images of the same form, and the weights of the classes, FP32, ``[n, classes]``:
-            without label smoothing, which the loss applies.
+        Images are FP32 or FP16, ``[n, 3, height, width]``, in any memory format, and stay so: a
+        weight of mixup is rounded to their dtype. Of labels, int64, ``[n]``, the weights of the
+        classes are returned, FP32, ``[n, classes]``, without label smoothing, which the loss
+        applies.
         """
         group, (height, width) = self._options.group, images.shape[-2:]
         first = self._loader.batch_position // group
@@ -79,15 +125,7 @@ def _blend(values: Tensor, weight: Tensor) -> Tensor:
 def draws(
     options: Mixing, seed: int, first: int, count: int, height: int, width: int
 ) -> NDArray[np.float32]:
-    """Draw how groups are mixed.
-
-    Args:
-        options: The section ``mixing`` of the recipe.
-        seed: Seed of the run.
-        first: Number of groups in the stream before the first one.
-        count: Number of groups.
-        height: Height of the images, in pixels.
-        width: Width of the images, in pixels.
+    """Draw how ``count`` groups are mixed, after the ``first`` ones of the stream.
 
     Returns:
         For each group, FP32, ``[count, 6]``: top, bottom, left and right of the box that is mixed,
