@@ -1,25 +1,17 @@
 """What is minimized: the loss of training, on labels or on the targets of Mixup and CutMix.
 
-<<<<<<< HEAD:recipes/training/mixing.py
-The stream of training images (:mod:`largebatch.pipeline.order`) falls into consecutive groups.
-In a group, image i of its first half is blended with image i of its second half, all with one
-weight or one box, as in a batch of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``), which
-pairs the first image with the last: with probability ``prob`` it is mixed, then with
-``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et al. 2017,
-arXiv:1710.09412). Partners are half a group apart, so that repeats of an image, which follow each
-other, are not mixed with one another. The draws of a group belong to its place in the stream, and a
-=======
 Binary cross entropy follows timm's ``BinaryCrossEntropy``, with which "ResNet strikes back"
 (Wightman et al. 2021, arXiv:2110.00476) and DeiT III were trained; the sum over classes is
 Composer's form.
 
 Images are mixed on the device, as a function of the seed and the position in the stream alone. The
 stream of training images (:mod:`largebatch.pipeline.order`) falls into consecutive groups.
-In a group, image i is blended with image n - 1 - i, all with one weight or one box, as in a batch
-of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``): with probability ``prob`` it is mixed,
-then with ``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et
-al. 2017, arXiv:1710.09412). The draws of a group belong to its place in the stream, and a
->>>>>>> h-X4:recipes/training/targets.py
+In a group, image i of its first half is blended with image i of its second half, all with one
+weight or one box, as in a batch of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``), which
+pairs the first image with the last: with probability ``prob`` it is mixed, then with
+``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et al. 2017,
+arXiv:1710.09412). Partners are half a group apart, so that repeats of an image, which follow each
+other, are not mixed with one another. The draws of a group belong to its place in the stream, and a
 micro-batch holds whole groups. So any number of ranks, any accumulation and a resumed run mix the
 same images.
 

@@ -235,8 +235,12 @@ def test_models_whose_gradients_a_hook_cannot_average_are_refused(four_ranks):
         for name in ("plain", "DDP", "replicate", "2-d"):
             line = r"model: \w+ is not sharded by FSDP2 over one 1-d mesh; valid: fully_shard"
             assert re.match(line, found[name]), name
-        assert found["one copy"].startswith("mesh: copies of the model on 4 ranks; valid: several")
-        assert found["uneven"].startswith("mesh: copies of the model on 1, 3 ranks; valid: several")
+        assert found["one copy"].startswith(
+            "mesh: copies of the model on 4 ranks; valid: one copy per node"
+        )
+        assert found["uneven"].startswith(
+            "mesh: copies of the model on 1, 3 ranks; valid: one copy per node"
+        )
         assert alone < 1e-7
 
 

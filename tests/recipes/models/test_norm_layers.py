@@ -102,9 +102,7 @@ def network_of_a_rank(*overrides):
     return found
 
 
-@pytest.mark.parametrize(
-    ("overrides", "size"), [(["over=global"], 4), (["over=group", "ranks=2"], 2)]
-)
+@pytest.mark.parametrize(("overrides", "size"), [(["ranks=all"], 4), (["ranks=2"], 2)])
 def test_ranks_that_share_statistics_equal_one_process_with_all_images(overrides, size):
     """torch's batch norm on all images is the oracle.
 
@@ -168,7 +166,7 @@ def test_ghost_batch_norm_equals_plain_batch_norm_on_each_slice(images, slices, 
 
 def test_only_whole_slices_are_accepted_in_training():
     model = network()
-    share_statistics(model, recipe("over=ghost", "images=4"), ALONE)
+    share_statistics(model, recipe("images=4"), ALONE)
     with pytest.raises(ValueError, match="6 images do not divide into slices of 4"):
         model(inputs(6)[0])
     assert model.eval()(inputs(6)[0]).shape == (6, 2)
@@ -180,7 +178,7 @@ def shared_over_one(model):
 
 
 def ghost(model):
-    share_statistics(model, recipe("over=ghost", "images=4"), ALONE)
+    share_statistics(model, recipe("images=4"), ALONE)
 
 
 @pytest.mark.parametrize("change", [ghost, shared_over_one])

@@ -167,7 +167,7 @@ def no_optimizer(groups, lr):
         ),
         ("name=adamw args.eps=-1", "args: torch.optim.AdamW does not take lr=0.1 and {'ep"),
         ("name=Muon", "optimizer.args: torch.optim.Muon does not take lr=0.1 and {}: ValueError"),
-        ("name=Muon", "; valid: what torch.optim.Muon takes, or optimizer.name=muon"),
+        ("name=Muon", "; valid: optimizer.name=muon"),
         ("name=AdamW args.lr=1", "optimizer.args.lr: set by optimizer.lr; valid: leave it"),
         ("args.adapt=true", "optimizer.args.adapt: set by the trainer; valid: leave it out"),
         ("name=sgd args.nesterov=true", "args.nesterov: set by optimizer.nesterov; valid: "),
