@@ -48,7 +48,7 @@ def show_opening(
     """
     recipe, start = run.recipe, components.resume_from
     parameters = sum(p.numel() for p in run.model.parameters())
-    average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:g}"
+    average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:.4g}"
     lines = {
         "data": _data(run),
         "input": _input(run, asked),
