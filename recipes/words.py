@@ -16,13 +16,15 @@ def count(number: float, one: str, several: str = "") -> str:
     return f"{text} {one if number == 1 else several or one + 's'}"
 
 
-def folded(parts: Sequence[str], room: int, separator: str = ", ") -> str:
+def folded(
+    parts: Sequence[str], room: int, separator: str = ", ", others: str = "and {} more"
+) -> str:
     """Join as many parts as fit into ``room`` characters, at least one, and count the others."""
     text = separator.join(parts)
     kept = len(parts)
     while len(text) > room and kept > 1:
         kept -= 1
-        text = separator.join([*parts[:kept], f"and {len(parts) - kept} more"])
+        text = separator.join([*parts[:kept], others.format(len(parts) - kept)])
     return text
 
 

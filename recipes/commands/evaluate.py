@@ -17,7 +17,7 @@ def evaluate(
     trust_code: TrustCode = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
-    """Evaluate trained weights: accuracy with its 95 % interval, and loss.
+    """Evaluate trained weights: accuracy, its interval, loss.
 
     The recipe is that in the run's folder, or beside a file of weights. As it is, the result is
     that of the run's own evaluation of these weights; any key can be overridden, such as the data

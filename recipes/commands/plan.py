@@ -25,7 +25,7 @@ def plan(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
 ) -> None:
-    """Plan a run before it starts: steps, memory per GPU, time to train and cost.
+    """Forecast a run: steps, memory per GPU, time and cost.
 
     For each number of GPUs: accumulation, images per GPU and per batch norm, memory, bytes
     reduced per step, step time, efficiency, the images that each node must read

@@ -10,10 +10,10 @@ def schedule(
     overrides: Overrides = None,
     out: Picture = None,
 ) -> None:
-    """Print the key points of a recipe's learning rate, and with --out plot it.
+    """Print a recipe's learning rate at its key points.
 
-    The number of images is counted in the data folder if there is one, and else taken from
-    data.train_images. A step is one update of the weights.
+    --out plots it. The number of images is counted in the data folder if there is one, and else
+    taken from data.train_images. A step is one update of the weights.
     """
     from ..errors import exit_on_user_error
     from ..predict.schedule import draw, outline, print_summary

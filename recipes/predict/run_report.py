@@ -79,8 +79,8 @@ def print_summary(plan: RunPlan) -> None:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right")
+    for column in columns:  # a heading of several words may wrap; one word must not be cut
+        table.add_column(column, justify="right", no_wrap=" " not in column)
     return table
 
 

@@ -166,6 +166,7 @@ def setting(
             *sources,
             f"stragglers: a rank's time varies by {STRAGGLER_SIGMA:.1%} [C]; a step waits for the "
             "slowest",
+            "[S]: read in the named source; [C]: computed from such figures; [M]: not verified",
         ),
     )
 

@@ -27,6 +27,7 @@ from ..timeline import schedule_in_words
 WIDTH = 100
 _LABEL = 12  # width of the labels
 _ROOM = WIDTH - _LABEL - 2
+_OTHERS = "{} more in recipe.yaml"  # what does not fit into a line
 
 
 def show_opening(
@@ -47,7 +48,7 @@ def show_opening(
     """
     recipe, start = run.recipe, components.resume_from
     parameters = sum(p.numel() for p in run.model.parameters())
-    average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:g}"
+    average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:.4g}"
     lines = {
         "data": _data(run),
         "input": _input(run, asked),
@@ -94,7 +95,7 @@ def _data(run: RunContext) -> str:
         f"{len(val.source):,} for validation" if val else "",
         count(len(source.classes), "class", "classes"),
         f"{size} pixels",
-        f"validation at {recipe.eval_size}" if val and recipe.eval_size != size else "",
+        f"{recipe.eval_size} in val" if val and recipe.eval_size != size else "",
     )
 
 
@@ -146,7 +147,7 @@ def _stages(run: RunContext) -> str:
         )
         rate = rates.get(stage.lr, f", learning rate scaled ({stage.lr})")
         found.append(f"{what} from {stage.from_}{rate}")
-    return folded(found, _ROOM, "; ")
+    return folded(found, _ROOM, "; ", _OTHERS)
 
 
 def _steps(run: RunContext) -> str:
@@ -155,13 +156,13 @@ def _steps(run: RunContext) -> str:
     target, every = recipe.target_accuracy, recipe.checkpoint.every
     parts = [
         f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",
+        f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
         f"stopping after {last:,}" if last < timeline.total_steps else "",
         f"until {target:g} % top-1" if target is not None else "",
         f"evaluation every {recipe.evaluate_every}" if run.val_loader else "",
         f"checkpoint every {every}" if every else "",
-        f"{timeline.steps_per_epoch:.2f} per epoch{initially}",
     ]
-    return folded([*filter(None, parts)], _ROOM)
+    return folded([*filter(None, parts)], _ROOM, others=_OTHERS)
 
 
 def _optimizer(run: RunContext) -> str:
@@ -177,7 +178,7 @@ def _optimizer(run: RunContext) -> str:
         f"gradients clipped at norm {clip:g}" if (clip := options.clip_grad_norm) else "",
         *(f"{key} {value}" for key, value in options.args.items()),
     ]
-    return folded([*filter(None, parts)], _ROOM)
+    return folded([*filter(None, parts)], _ROOM, others=_OTHERS)
 
 
 def _precision(

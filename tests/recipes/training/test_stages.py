@@ -117,7 +117,7 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
     ]
     assert sizes == [36, 28]
     output = capsys.readouterr().out
-    assert ", 32 pixels, validation at 28\n" in output
+    assert ", 32 pixels, 28 in val\n" in output
     assert "\n  stages      24 pixels from 1ep; 36 pixels from 2ep\n" in output
     with pytest.raises(RecipeError, match=r"data.eval_resize: 35 is smaller .* valid: at least 36"):
         make(photos, tmp_path, stages, "data.eval_resize=35")
