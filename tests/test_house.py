@@ -26,22 +26,22 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (40_906, 36_000),
-    "recipes": (20_009, 16_000),
-    "recipes/commands": (1_968, 1_650),
-    "recipes/tune": (2_911, 2_150),
-    "recipes/predict": (1_356, 1_250),
-    "recipes/report": (722, 650),
+    "amp comm lars pipeline recipes": (40_384, 36_000),
+    "recipes": (19_449, 16_000),
+    "recipes/commands": (1_959, 1_650),
+    "recipes/tune": (2_427, 2_150),
+    "recipes/predict": (1_357, 1_250),
+    "recipes/report": (714, 650),
     "recipes/trained": (909, 750),
     "recipes/mlperf": (386, 360),
-    "recipes/training": (7_262, 5_600),
+    "recipes/training": (7_200, 5_600),
     "recipes/models": (1_071, 1_100),
     "recipes/schema": (2_381, 1_600),
-    "pipeline": (7_839, 7_850),
+    "pipeline": (7_877, 7_850),
     "lars": (5_560, 5_300),
     "amp": (2_063, 2_000),
     "comm": (5_435, 5_000),
-    "tests": (42_611, 30_000),
+    "tests": (42_579, 30_000),
     "benchmarks": (10_533, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
