@@ -100,7 +100,7 @@ def ten_times(runs: Rows, target: float) -> str:
     for name in ("Muon", "LARS", "Nesterov-1x"):
         price = price_of(found, name, TEN_TIMES, name)
         assert price is not None, name
-        told.append(f"{name_of(name)} {interval(price, unit='×')}")
+        told.append(f"{name_of(name)} {interval(price)}")
     return ", ".join(told)
 
 
