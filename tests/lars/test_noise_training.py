@@ -162,7 +162,7 @@ def test_hooks_see_unused_shared_and_frozen_parameters_as_autograd_does():
 def test_what_cannot_be_measured_is_refused_in_one_line():
     model = Weights()
     for arguments, message in (
-        (([], 1), "params is empty; valid: such as"),
+        (([], 1), "params is empty; pass parameters"),
         ((model.parameters(), 0), "batch_size must be at least 1, not 0"),
         ((model.parameters(), 1, 1), "window must be at least 2, not 1"),
     ):

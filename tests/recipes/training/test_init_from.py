@@ -218,7 +218,6 @@ def cut_safetensors(path):
     ("content", "message"),
     [
         (None, "no file or folder "),
-        ("folder", "holds no weights; valid: "),
         (b"", "cannot be read as weights: EOFError"),
         (b"PK\x03\x04 no zip", "is damaged: its records cannot be read"),
         ([1, 2], "cannot be read as weights: AttributeError"),
