@@ -89,7 +89,7 @@ def test_synthetic_images_serve_too(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([*AIRBENCH, "init.images=null"], "airbench sets weights from training images; valid: a"),
+        ([*AIRBENCH, "init.images=null"], "airbench sets weights from training images; valid: "),
         ([*AIRBENCH, "init.images=53"], "53 of 53 training images; valid: below 53"),
         (["init.images=40"], "test_resnet has no method init_from_images; valid: null, or a model"),
         (["init.images=4", "init.from=x"], "init.from has all weights already; vali"),
