@@ -62,10 +62,12 @@ def plan(budget: float, cost: Cost, total_steps: int, spent: float = 0.0) -> Pla
     least = spent + (FEWEST + 3) * cost.of(shortest)
     if budget < least:
         option, unit = ("minutes", 60.0) if cost.unit == "seconds" else ("runs", 1.0)
+        enough = f"{math.ceil(10 * least / unit + 1e-6) / 10:.1f}".removesuffix(".0")
+        passed = f", after {cost.words(spent)} that were spent on timing it" if spent else ""
         raise RecipeError(
             f"--{option}: {budget / unit:g} is too little: the shortest trial takes about "
-            f"{cost.words(cost.of(shortest))}, and a search has {FEWEST + 3} at least; valid: at "
-            f"least {f'{math.ceil(10 * least / unit + 1e-6) / 10:.1f}'.removesuffix('.0')}"
+            f"{cost.words(cost.of(shortest))}, and a search has {FEWEST + 3} at least{passed}; "
+            f"valid: at least {enough}"
         )
     fitting = (FINE_SHARE * (budget - spent) / FINE_TRIALS - cost.start) / cost.whole
     fine = min(1.0, max(fitting, shortest))

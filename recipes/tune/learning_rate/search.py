@@ -170,6 +170,7 @@ class _Search:
         A run of one update comes first: it imports what no later one has to, and chooses the
         precision.
         """
+        self.say(f"timing {TIMED_UPDATES} updates and an evaluation, to see which trials fit")
         total, folder = self._timeline.total_steps, self.out / "trials" / "timed"
         lowest = self._first[0]._replace(lr=self._space["lr"].low)
         often = ("log_every=1", "evaluate_every=1dur")

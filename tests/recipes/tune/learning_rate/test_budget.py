@@ -64,5 +64,5 @@ def test_it_is_said_how_many_trials_fit():
         plan(60, short, 100, spent=10)
     assert str(caught.value) == (
         "--minutes: 1 is too little: the shortest trial takes about 12 s, and a search has 8 at "
-        "least; valid: at least 1.8"
+        "least, after 10 s that were spent on timing it; valid: at least 1.8"
     )

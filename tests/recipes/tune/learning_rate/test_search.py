@@ -175,7 +175,8 @@ def test_trials_are_fitted_to_the_minutes(photos, tmp_path):
     assert fakes.now - 100 > 120
     assert found.best.stage == "fine"
     assert found.best.epochs < 20  # the whole recipe does not fit seven times
-    assert "fit into" in lines[0]
+    assert lines[0].startswith("timing ")
+    assert "fit into" in lines[1]
     assert "of the recipe's 40 epochs, as more did not fit" in " ".join(report.summary(found))
     with pytest.raises(RecipeError, match=r"--minutes: 0.5 is too little: .* valid: at least 1\."):
         run(photos, tmp_path / "small", fakes=(small := FakeRuns(start=5.0)), minutes=0.5)
