@@ -26,10 +26,10 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (40_384, 36_000),
-    "recipes": (19_449, 16_000),
+    "amp comm lars pipeline recipes": (40_387, 36_000),
+    "recipes": (19_452, 16_000),
     "recipes/commands": (1_959, 1_650),
-    "recipes/tune": (2_427, 2_150),
+    "recipes/tune": (2_430, 2_150),
     "recipes/predict": (1_357, 1_250),
     "recipes/report": (714, 650),
     "recipes/trained": (909, 750),
