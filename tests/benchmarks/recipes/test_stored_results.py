@@ -14,6 +14,7 @@ import pytest
 from benchmarks.recipes import (
     critical_batch,
     epochs_to_target,
+    larger_batch,
     main_job,
     plan_memory,
     tune_lr,
@@ -41,6 +42,7 @@ def test_searches_by_the_command(tmp_path, monkeypatch):
     ("name", "table"),
     [
         ("critical_batch", critical_batch.table),
+        ("larger_batch", lambda content: larger_batch.table(content["top1"])),
         ("main_job", lambda content: main_job.table(content["runs"])),
         ("plan_memory", lambda content: plan_memory.table(content["rows"])),
     ],
