@@ -45,8 +45,6 @@ def training_loss(
 ) -> Tensor:
     """Return the mean loss of a micro-batch over its images, in FP32, 0-d.
 
-    Inside a function that torch.compile compiles, its operators are fused; eager, each is a kernel.
-
     ``logits``, of any floating dtype, have shape ``[n, classes]``. ``targets`` are class numbers,
     int64, ``[n]``, or weights of classes, FP32, ``[n, classes]``, that sum to 1 for each image; a
     share of them, ``label_smoothing``, is spread evenly (Szegedy et al. 2016, section 7). With
@@ -57,17 +55,19 @@ def training_loss(
     if name == "cross-entropy":
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
     classes = logits.shape[1]
-    dense = one_hot(targets, torch.arange(classes, device=targets.device))
-    dense = dense * (1 - label_smoothing) + label_smoothing / classes
+    if targets.dim() == 1:
+        targets = one_hot(targets, torch.arange(classes, device=targets.device))
+    if label_smoothing:
+        targets = targets * (1 - label_smoothing) + label_smoothing / classes
     if threshold is not None:
-        dense = (dense > threshold).float()
-    loss = F.binary_cross_entropy_with_logits(logits, dense)
+        targets = (targets > threshold).float()
+    loss = F.binary_cross_entropy_with_logits(logits, targets)
     return loss * classes if sum_classes else loss
 
 
-def one_hot(targets: Tensor, classes: Tensor) -> Tensor:
-    """Return targets as weights of ``classes``, FP32, ``[n, classes]``, without a host sync."""
-    return targets if targets.dim() == 2 else (targets[:, None] == classes).float()
+def one_hot(labels: Tensor, classes: Tensor) -> Tensor:
+    """Return labels, ``[n]``, as weights of ``classes``, FP32, ``[n, classes]``; no host sync."""
+    return (labels[:, None] == classes).float()
 
 
 # --- mixing -----------------------------------------------------------------------------------
