@@ -53,8 +53,6 @@ class Topology:
     Attributes:
         nodes: global ranks on each node, ascending within a node.
         rank: global rank of this process.
-        timeout: time after which a collective in one of :attr:`groups` fails; None is that of the
-            default group.
         source: what :meth:`from_environment` found the nodes by: ``"ranks_per_node"``, a name of a
             variable, or ``"host names"``; ``"given"`` if they were given.
         shared_memory: whether, on gloo, ranks of a node may pass data through memory that they
@@ -64,7 +62,6 @@ class Topology:
 
     nodes: tuple[tuple[int, ...], ...]
     rank: int = 0
-    timeout: timedelta | None = None
     shared_memory: bool = True
     source: str = field(default="given", compare=False)
 
@@ -90,11 +87,7 @@ class Topology:
 
     @classmethod
     def from_environment(
-        cls,
-        ranks_per_node: int | None = None,
-        *,
-        timeout: timedelta | None = None,
-        shared_memory: bool = True,
+        cls, ranks_per_node: int | None = None, *, shared_memory: bool = True
     ) -> Topology:
         """Find the layout of the running job; every rank must call it.
 
@@ -107,7 +100,7 @@ class Topology:
                 ``SLURM_NODEID``, or else machines of the same host name. Where host names repeat on
                 several machines, ``OMPI_COMM_WORLD_LOCAL_RANK`` of Open MPI's ``mpirun`` tells them
                 apart.
-            timeout, shared_memory: see :class:`Topology`.
+            shared_memory: see :class:`Topology`.
 
         Raises:
             TopologyError: the world size is not a multiple of ``ranks_per_node``, or ranks gave
@@ -132,15 +125,11 @@ class Topology:
         if rank == 0:
             sizes = ", ".join(str(len(node)) for node in nodes)
             _logger.info("nodes of %s ranks, found by %s", sizes, source)
-        return cls(nodes, rank, timeout, shared_memory, source)
+        return cls(nodes, rank, shared_memory, source)
 
     @classmethod
     def of_job(cls, given: Topology | None = None) -> Topology:
-        """Return a copy of ``given``, or :meth:`from_environment`, with process groups of its own.
-
-        Raises:
-            TopologyError: there is no process group yet, or it has other ranks than ``given``.
-        """
+        """Return a copy, or :meth:`from_environment`, with process groups of its own."""
         if not dist.is_initialized():
             raise TopologyError(
                 "topology: there is no process group yet; valid: connect after init_process_group"
@@ -214,11 +203,7 @@ class Topology:
         )
 
     def rows(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-        """Return the rows of a grid of X × Y ranks, filled in node order with X ranks per row.
-
-        Raises:
-            TopologyError: X · Y is not the number of ranks.
-        """
+        """Return the rows of a grid of X × Y ranks, in node order, or raise TopologyError."""
         x, y = shape
         if x * y != self.world_size:
             valid = [n for n in range(1, self.world_size + 1) if self.world_size % n == 0]
@@ -233,16 +218,13 @@ class Topology:
         """Return the process groups of this rank in a grid of X × Y ranks.
 
         They are created on first use, so every rank must make that call. A grid whose rows are the
-        nodes reuses the groups within and across nodes.
-
-        Raises:
-            TopologyError: X · Y is not the number of ranks.
+        nodes reuses the groups within and across nodes. TopologyError: as :meth:`rows`.
         """
         rows = self.rows(shape)
         if rows == self.nodes:
             return self.groups.lines
         if shape not in self._grids:
-            self._grids[shape] = Grid.of(rows, self.timeout)
+            self._grids[shape] = Grid.of(rows)
         return self._grids[shape]
 
     @cached_property
@@ -253,10 +235,9 @@ class Topology:
 class Groups:
     """The process groups of one rank; None stands for a group of this rank alone.
 
-    They are made on first use, which every rank must make: :attr:`intra` and :attr:`inter` in one,
-    :attr:`world` and :attr:`memory` on their own. None is the default group, even if it has the
-    same ranks: collectives in one group must start in the same order on all ranks, and those in
-    these groups may run on a separate thread.
+    Every rank must make the first use of each; :attr:`intra` and :attr:`inter` are made together.
+    None is the default group, even if it has the same ranks: collectives in one group must start in
+    the same order on all ranks, and those in these groups may run on a separate thread.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -275,7 +256,7 @@ class Groups:
     @cached_property
     def world(self) -> ProcessGroup | None:
         """All ranks."""
-        return group_of_rank([self._topology.order], self._topology.timeout)
+        return group_of_rank([self._topology.order])
 
     @cached_property
     def memory(self) -> NodeMemory | None:
@@ -285,31 +266,26 @@ class Groups:
             return None
         if dist.get_backend() != "gloo":
             return None
-        return connect(self.intra, group_of_rank(topology.nodes, topology.timeout))
+        return connect(self.intra, group_of_rank(topology.nodes))
 
     @cached_property
     def lines(self) -> Grid:
         """Both of these."""
-        return Grid.of(self._topology.nodes, self._topology.timeout)
+        return Grid.of(self._topology.nodes)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The process groups of one rank in a grid; None stands for a group of this rank alone.
-
-    Attributes:
-        row: X consecutive ranks.
-        column: the Y ranks at the same position in their rows.
-    """
+    """The process groups of one rank in a grid: X consecutive ranks, and Y at one place in rows."""
 
     row: ProcessGroup | None
     column: ProcessGroup | None
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], timeout: timedelta | None) -> Grid:
+    def of(cls, rows: Sequence[Sequence[int]]) -> Grid:
         """Make the groups of rows, which may differ in length; every rank must call it."""
         columns = [[row[i] for row in rows if i < len(row)] for i in range(max(map(len, rows)))]
-        return cls(group_of_rank(rows, timeout), group_of_rank(columns, timeout))
+        return cls(group_of_rank(rows), group_of_rank(columns))
 
 
 def this_place() -> Place:
@@ -347,16 +323,14 @@ def _grouped(labels: Sequence[object]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, members.values()))
 
 
-def group_of_rank(
-    parts: Iterable[Iterable[int]], timeout: timedelta | None = None
-) -> ProcessGroup | None:
+def group_of_rank(parts: Iterable[Iterable[int]]) -> ProcessGroup | None:
     """Make a process group of each part of the ranks, and return the one that holds this rank.
 
-    Every rank must call it with the same parts, none of which overlap.
+    Every rank must call it with the same parts, none of which overlap. Collectives in the groups
+    time out as those of the default group do.
 
     Args:
         parts: global ranks of each part; a group has them in ascending order.
-        timeout: see :class:`Topology`.
 
     Returns:
         The group; None if this rank's part has no other rank, or it is in none.
@@ -364,8 +338,7 @@ def group_of_rank(
     members = [sorted(part) for part in parts]
     if all(len(part) == 1 for part in members):
         return None
-    if timeout is None:
-        timeout = _default_timeout()
+    timeout = _default_timeout()
     if _splits():
         # A rank on its own is split off as well: torch before 2.15 names a group by the number of
         # groups that this rank is in, and ends them in the order of their names on every rank.

@@ -201,7 +201,7 @@ def next_of(entrants: Sequence[Contender], left_seconds: float) -> int | None:
 def main() -> None:
     job = Job(**json.loads(Path(sys.argv[1]).read_text()))
     dist.init_process_group("gloo", timeout=_CONTROL)
-    topology = Topology.from_environment(timeout=_CONTROL)
+    topology = Topology.from_environment()
     with torch.device("meta"):
         images = torch.empty(2, 3, 224, 224)
         step = comm.estimate_profile(timm.create_model("resnet50"), [images], _STEP_SECONDS)

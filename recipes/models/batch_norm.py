@@ -8,7 +8,6 @@ micro-batches are forwarded one after the other and cannot share statistics.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -62,10 +61,9 @@ def share_statistics(model: nn.Module, recipe: Recipe, job: Job) -> None:
             GhostBatchNorm.put_in_place_of(layer, asked.images)
     ranks = asked.group(job.world_size)
     if ranks > 1:
-        timeout = timedelta(seconds=recipe.comm.timeout_seconds)
         kind = SharedBatchNorm if job.device.type == "cpu" else SharedBatchNormOfGpus
         starts = range(0, job.world_size, ranks)
-        group = group_of_rank([range(start, start + ranks) for start in starts], timeout)
+        group = group_of_rank([range(start, start + ranks) for start in starts])
         assert group is not None  # as it has several ranks
         for layer in layers.values():
             kind.put_in_place_of(layer, group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -118,8 +117,7 @@ def start_up(
     model = precision.convert(model)
     notices = (*loaded.notices, *settle_on_device(optimizer, job))
 
-    timeout = timedelta(seconds=recipe.comm.timeout_seconds)
-    topology = Topology.from_environment(recipe.comm.ranks_per_node, timeout=timeout)
+    topology = Topology.from_environment(recipe.comm.ranks_per_node)
     with job.raise_on_all_ranks():
         plan = build.build_plan(recipe, topology)
         plan.check(topology)

@@ -101,7 +101,7 @@ def run(options: Options) -> None:
         order_launches()  # for candidates in chunks
     dist.init_process_group("nccl" if device else "gloo", timeout=_TIMEOUT, device_id=device)
     with group_destroyed():
-        topology = Topology.from_environment(options.ranks_per_node, timeout=_TIMEOUT)
+        topology = Topology.from_environment(options.ranks_per_node)
         tuned = tune(
             topology,
             budget_seconds=options.budget_seconds,

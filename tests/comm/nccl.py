@@ -152,7 +152,7 @@ class Nccl:
                 (hook, "Future", CudaFuture),
                 (hook, "join_roll_call", lambda: None),
                 (hook, "models_of", lambda state: []),
-                (topology, "group_of_rank", lambda parts, timeout=None: self._group(parts)),
+                (topology, "group_of_rank", self._group),
             ):
                 patches.enter_context(mock.patch.object(target, name, value))
             yield
