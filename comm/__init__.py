@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from .failure.stall import StallWatch
     from .fsdp2 import register_fsdp2
-    from .fusion import fuse, fused_bytes, segments_between
+    from .fusion import fused_bytes, segments_between
     from .hook import PlanState, plan_hook, register
     from .launch_order import launches_are_ordered, nccl_class, order_launches
     from .model.calibrate import Calibration, Measurement
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from .model.cost import Level, Links, predict_seconds
     from .model.nccl import Nccl
     from .model.profile import Gradient, Profile, estimate_profile
-    from .model.simulate import Cluster, Reduction, Simulation, candidates, predict_plan, simulate
+    from .model.simulate import Cluster, Simulation, candidates, predict_plan, simulate
     from .model.step_time import StepTime, straggler_slowdown
     from .names import ALGORITHM_NAMES
     from .plan import SUM_DTYPES, WIRE_DTYPES, Plan, PlanError, Rule
-    from .ranges import is_profiled, ranged
+    from .ranges import ranged
     from .topology import Grid, Groups, Topology, TopologyError, group_of_rank
     from .traffic import Traffic
     from .tuning.fit import fit_links
@@ -74,7 +74,6 @@ __all__ = [
     "PlanError",
     "PlanState",
     "Profile",
-    "Reduction",
     "Ring",
     "Rule",
     "Simulation",
@@ -91,10 +90,8 @@ __all__ = [
     "choose",
     "estimate_profile",
     "fit_links",
-    "fuse",
     "fused_bytes",
     "group_of_rank",
-    "is_profiled",
     "join_roll_call",
     "launches_are_ordered",
     "missing_ranks_named",

@@ -71,10 +71,7 @@ class Averaging:
 
 
 def predivide_factor(world_size: int, *, fp16: bool) -> int:
-    """Return the factor to divide by before a sum: for FP16 the power of two at or above sqrt(p).
-
-    The other dtypes have the range of FP32, in which a division loses nothing.
-    """
-    if not fp16:
+    """Return the factor before a sum: for FP16 the power of two at or above sqrt(p)."""
+    if not fp16:  # the range of FP32, in which a division loses nothing
         return world_size
     return 1 << ((world_size - 1).bit_length() + 1) // 2  # 2 ** ceil(log2(p) / 2)

@@ -62,10 +62,7 @@ def all_reduce(tensor: Tensor, group: ProcessGroup | None) -> Pending:
 
 
 def reduce_scatter(tensor: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Pending]:
-    """Sum ``tensor`` over ``group`` into this rank's share, a view of it, which is returned.
-
-    The length is a multiple of the group size. The content outside of the share is overwritten.
-    """
+    """Sum ``tensor`` into this rank's share, a view of it that is returned; overwrite the rest."""
     if group is not None and dist.get_backend(group) == "gloo":
         return reduce_scatter_in_fp32(tensor, group)
     share = _share(tensor, group)
@@ -75,12 +72,7 @@ def reduce_scatter(tensor: Tensor, group: ProcessGroup | None) -> tuple[Tensor, 
 def reduce_scatter_in_fp32(
     tensor: Tensor, group: ProcessGroup | None, *, mean: bool = False
 ) -> tuple[Tensor, Pending]:
-    """Do the same by an all-to-all and a local sum, in FP32 for half precision, rounded once.
-
-    It sends as many bytes as a reduce-scatter, and needs as much memory again as ``tensor`` until
-    the operation that it returns is dropped, and 4 bytes per element of the share while it sums.
-    With ``mean``, each sum is divided by the group size before it is rounded: none can overflow.
-    """
+    """Do the same by an all-to-all and a local sum, in FP32 for half precision, rounded once."""
     if group is None:
         return tensor, DONE
     share, size = _share(tensor, group), dist.get_world_size(group)

@@ -96,12 +96,10 @@ def _node_memory(
 def _pipelined(
     algorithm: Phased, chunks: tuple[Tensor, ...], dtype: torch.dtype, topology: Topology
 ) -> None:
-    """Run all ``chunks`` through the phases, each chunk one phase behind the previous one.
-
-    A single thread starts every collective, so all ranks start those of each group in the same
-    order. In each round the newest chunk goes first: the next transfer between nodes starts before
-    the code waits for the previous one, so the links between nodes are never idle.
-    """
+    """Run all ``chunks`` through the phases, each chunk one phase behind the previous one."""
+    # A single thread starts every collective, so all ranks start those of each group in the same
+    # order. In each round the newest chunk goes first: the next transfer between nodes starts
+    # before the code waits for the previous one, so the links between nodes are never idle.
     lanes = _Lanes(chunks[0].device)
     waiting = deque(chunks)
     running: list[_Chunk] = []  # newest first

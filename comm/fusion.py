@@ -12,44 +12,6 @@ import itertools
 from collections.abc import Sequence
 
 
-def fuse(
-    sizes_bytes: Sequence[int], threshold_bytes: int, *, contiguous: bool = False
-) -> list[list[int]]:
-    """Group gradients by the paper's rule: pool those below a threshold, keep the others separate.
-
-    Tensors smaller than the threshold are pooled until the pool reaches the threshold and becomes
-    a segment. Each tensor at or above the threshold is a segment of its own and is not copied.
-
-    Args:
-        sizes_bytes: gradient sizes in the order in which backward produces them, roughly from the
-            last layer to the first.
-        threshold_bytes: positive number of bytes.
-        contiguous: close the pool when a large tensor follows, so that each segment holds
-            consecutive gradients, as DDP's buckets must. By default the pool stays open.
-
-    Returns:
-        For each segment, indices into ``sizes_bytes``; segments in the order of completion.
-
-    Raises:
-        ValueError: ``threshold_bytes`` is not positive.
-    """
-    if threshold_bytes < 1:
-        raise ValueError(f"threshold_bytes must be above 0, not {threshold_bytes}")
-    segments: list[list[int]] = []
-    pool: list[int] = []
-    pooled = 0
-    for index, size in enumerate(sizes_bytes):
-        if size < threshold_bytes:
-            pool.append(index)
-            pooled += size
-        if pool and (pooled >= threshold_bytes or (contiguous and size >= threshold_bytes)):
-            segments.append(pool)
-            pool, pooled = [], 0
-        if size >= threshold_bytes:
-            segments.append([index])
-    return [*segments, pool] if pool else segments
-
-
 def segments_between(sizes_bytes: Sequence[int], cuts: Sequence[int]) -> tuple[int, ...]:
     """Return segment sizes for a plan that cuts a model between given layers.
 
@@ -77,6 +39,29 @@ def segments_between(sizes_bytes: Sequence[int], cuts: Sequence[int]) -> tuple[i
 
 
 def fused_bytes(sizes_bytes: Sequence[int], threshold_bytes: int) -> tuple[int, ...]:
-    """Return segment sizes for a plan by :func:`fuse` with ``contiguous=True``."""
-    groups = fuse(sizes_bytes, threshold_bytes, contiguous=True)
-    return tuple(sum(sizes_bytes[i] for i in group) for group in groups)
+    """Return segment sizes for a plan by the paper's rule: pool small gradients, leave large alone.
+
+    Gradients smaller than the threshold are pooled until the pool reaches it, or a larger gradient
+    follows: DDP's buckets hold consecutive gradients. Each gradient at or above the threshold is a
+    segment of its own.
+
+    Args:
+        sizes_bytes: gradient sizes in the order in which backward produces them, roughly from the
+            last layer to the first.
+        threshold_bytes: positive number of bytes.
+
+    Raises:
+        ValueError: ``threshold_bytes`` is not positive.
+    """
+    if threshold_bytes < 1:
+        raise ValueError(f"threshold_bytes must be above 0, not {threshold_bytes}")
+    segments, pooled = list[int](), 0
+    for size in sizes_bytes:
+        if size < threshold_bytes:
+            pooled += size
+        if pooled and (pooled >= threshold_bytes or size >= threshold_bytes):
+            segments.append(pooled)
+            pooled = 0
+        if size >= threshold_bytes:
+            segments.append(size)
+    return (*segments, pooled) if pooled else tuple(segments)

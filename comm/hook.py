@@ -42,23 +42,16 @@ else:
 
 
 class PlanState:
-    """The state of :func:`plan_hook`: a plan, and how far this process has got with it.
-
-    It has the form of torch's own hooks and states, so what takes those takes it:
-    ``ddp.register_comm_hook(PlanState(plan), plan_hook)``, Lightning's
-    ``DDPStrategy(ddp_comm_state=PlanState(plan), ddp_comm_hook=plan_hook)``, and torch's
-    ``fp16_compress_wrapper(plan_hook)``.
+    """The state of :func:`plan_hook`, in the form of the states of torch's own hooks.
 
     It can be made before the process group exists, and be pickled or copied at any time: the copy
     starts unconnected. Each model takes a state of its own, which also serves it when DDP wraps it
-    again, as Lightning does at each ``fit``. A state that is registered with two models is refused
-    in the first backward of either: their buckets would take turns in one queue, in an order that
-    may differ from rank to rank.
+    again, as Lightning does at each ``fit``. A state of two models is refused in the first backward
+    of either: their buckets would take turns in an order that may differ from rank to rank.
 
-    The first bucket of the first backward finds the topology, creates the process groups and checks
-    the model, on all ranks together. That is safe if the ranks start the collectives of a backward
-    in one order. They may not where the graph differs between ranks and backward has collectives
-    beside DDP's, as with batch norm over several ranks: call :meth:`connect` beforehand there.
+    The first bucket of the first backward connects and checks the model, on all ranks together. The
+    ranks may not start collectives in one order where the graph differs between them and backward
+    has collectives beside DDP's, as with batch norm over ranks: call :meth:`connect` before there.
 
     Args:
         plan: the same on all ranks. DDP fixes its bucket sizes on construction, so pass it
@@ -262,18 +255,14 @@ def plan_hook(state: PlanState, bucket: GradBucket) -> Future[Tensor]:
 def register(model: DistributedDataParallel, plan: Plan, topology: Topology | None = None) -> None:
     """Make ``model`` average its gradients over all ranks according to ``plan``.
 
-    It registers :func:`plan_hook` with a :class:`PlanState`, which it connects and checks at once.
-    Every rank must call it with the same plan. DDP fixes its bucket sizes on construction, so
-    pass it ``**plan.ddp_options()``.
-
-    A plan of nothing but ``ring`` without a wire dtype is what DDP does by itself. On torch's
-    ProcessGroupNCCL it is left to it, except for FP16 gradients, which DDP would divide by all
-    ranks before their sum: a hook costs time on the host for each bucket, and a pass over the
-    gradients, which DDP divides while it copies them into the bucket. On ProcessGroupNCCL2 DDP by
-    itself does not overlap with backward: its stream waits in ``getFuture`` for each all-reduce.
+    It registers :func:`plan_hook` with a :class:`PlanState`, which it connects and checks at once;
+    every rank must call it. What DDP does by itself, ``ring`` without a wire dtype, is left to it
+    on torch's ProcessGroupNCCL: a hook costs time on the host for each bucket, and a pass over the
+    gradients. Not for FP16 gradients, which DDP would divide by all ranks before their sum, nor on
+    ProcessGroupNCCL2, where DDP by itself does not overlap with backward.
 
     Args:
-        model: DDP over all ranks; it may be compiled.
+        model: DDP over all ranks, made with ``**plan.ddp_options()``; it may be compiled.
         plan: the same on all ranks.
         topology: the nodes; None for those of :meth:`Topology.from_environment`.
 

@@ -32,9 +32,8 @@ _FIRST_VERSION = (2, 26)
 def nccl_class(group: ProcessGroup | None = None) -> str:
     """Return torch's class behind a group, such as ProcessGroupNCCL2; empty if it is not NCCL's.
 
-    ``nccl`` is ProcessGroupNCCL, and from torch 2.15 on ProcessGroupNCCL2, unless
-    ``TORCH_DIST_USE_NCCL2=0`` was set when torch was imported; ``nccl-legacy``, ``nccl2`` and
-    ``nccl-lazy`` name one of them. With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` it is that of a wrapper.
+    ``nccl`` is ProcessGroupNCCL2 from torch 2.15 on, unless ``TORCH_DIST_USE_NCCL2=0`` is set;
+    with ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` it is the class of a wrapper.
     """
     group = group or dist.distributed_c10d._get_default_group()
     on_nccl = "nccl" in dist.get_backend_config(group)

@@ -38,11 +38,7 @@ _NAME = "largebatch"
 
 
 class NodeMemory:
-    """The shared memory of one node: windows with one part per rank and one for the result.
-
-    All ranks of the node take the windows in the same order, and use at most :data:`IN_FLIGHT` at a
-    time; they end their use of each in that order, too.
-    """
+    """The shared memory of one node, whose ranks take and leave its windows in one order."""
 
     def __init__(self, file: int, filled: ProcessGroup | None, summed: ProcessGroup | None) -> None:
         self._file, self._groups = file, (filled, summed)  # first: __del__ closes the file
@@ -86,13 +82,11 @@ class NodeMemory:
 
 
 class Window:
-    """A part of the shared memory for one message at a time.
+    """A part of the shared memory for one message at a time."""
 
-    A rank writes its part as soon as its own use of the window for the last message has ended: no
-    other rank reads that part any more, since all have completed their sums. Others may still read
-    the result of the last message, so a rank writes to the result only after all have filled their
-    parts, which each does after it has read the result.
-    """
+    # A rank writes its part as soon as its own use of the window for the last message has ended: no
+    # other rank reads that part any more, since all have completed their sums. Others may still
+    # read the last result, so a rank writes to the result only after all have filled their parts.
 
     def __init__(self, memory: mmap.mmap, capacity: int) -> None:
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
@@ -109,12 +103,9 @@ class Window:
 
 
 def connect(filled: ProcessGroup | None, summed: ProcessGroup | None) -> NodeMemory | None:
-    """Share memory among the ranks of each node of a job on gloo; every rank must call it.
-
-    None on all ranks if any node cannot: what crosses between nodes must be cut in the same way on
-    every node. The second group has the ranks of the first, those of this node: signals of two
-    kinds take two groups, because their order differs from rank to rank.
-    """
+    """Share memory among the ranks of each node; None on all ranks if any node cannot."""
+    # What crosses between nodes must be cut in the same way on every node. Signals of two kinds
+    # take two groups of the same ranks, because their order differs from rank to rank.
     file = _new_file() if filled is None else _share_file(filled)
     able = torch.tensor([file is not None], dtype=torch.int32)
     dist.all_reduce(able, dist.ReduceOp.MIN)

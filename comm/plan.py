@@ -210,11 +210,6 @@ class Plan:
         """Whether the back end reduces every message in the gradients' own dtype, as DDP does."""
         return all(rule.is_plain for rule in self.rules)
 
-    @property
-    def bucket_cap_mb(self) -> float:
-        """The fusion threshold as DDP's ``bucket_cap_mb``, in MiB."""
-        return self.fusion_threshold_bytes / 2**20
-
     def ddp_options(self) -> dict[str, Any]:
         """Return the DDP constructor arguments that give DDP the buckets of this plan.
 
@@ -234,7 +229,7 @@ class Plan:
         """
         if self.segments is None:
             is_default = self.fusion_threshold_bytes == DEFAULT_FUSION_THRESHOLD_BYTES
-            return {} if is_default else {"bucket_cap_mb": self.bucket_cap_mb}
+            return {} if is_default else {"bucket_cap_mb": self.fusion_threshold_bytes / 2**20}
         if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
             raise PlanError(
                 f"segments: DistributedDataParallel of torch {torch.__version__} has no "

@@ -14,17 +14,10 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import record_function
 
 
-def is_profiled() -> bool:
-    """Whether torch.profiler is active in this process, on whatever thread it was started.
-
-    torch's own code reads the same variable for that.
-    """
-    return bool(autograd_profiler._is_profiler_enabled)
-
-
 def ranged(name: str) -> AbstractContextManager[Any]:
     """Context manager that names its body for torch.profiler, if that is active."""
-    return record_function(name) if is_profiled() else nullcontext()
+    # As torch's own code: whichever thread has started the profiler.
+    return record_function(name) if autograd_profiler._is_profiler_enabled else nullcontext()
 
 
 def all_reduce_name(bucket: int, size_bytes: int, algorithm: str) -> str:

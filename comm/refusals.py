@@ -17,9 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .plan import PlanError
 from .topology import Topology
 
-_HYBRID = "hybrid sharding over a device mesh of nodes x ranks per node"
-_FSDP1 = f"DistributedDataParallel, or ShardingStrategy.HYBRID_SHARD, {_HYBRID}"
-_FSDP2 = "register_fsdp2(model, plan), or DistributedDataParallel(model, **plan.ddp_options())"
+_DDP = "DistributedDataParallel(model, **plan.ddp_options()), or register_fsdp2 for FSDP2"
 _PYTHON_REDUCER = (
     "optimize_ddp: python_reducer reduces each gradient on its own, so there are no buckets for a "
     "plan; valid: ddp_optimizer, torch's default, when DistributedDataParallel is built"
@@ -31,17 +29,8 @@ def require_ddp(model: nn.Module) -> DistributedDataParallel:
     ddp = getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(ddp, DistributedDataParallel):
         return ddp
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
     name = type(ddp).__name__
-    if isinstance(ddp, FullyShardedDataParallel):
-        raise PlanError(f"model: {name} (FSDP1) takes no plan; valid: {_FSDP1}")
-    if isinstance(ddp, FSDPModule):
-        raise PlanError(f"model: {name} is sharded by FSDP2 and has no buckets; valid: {_FSDP2}")
-    raise PlanError(
-        f"model: {name} is not wrapped, so nothing reduces its gradients; "
-        "valid: DistributedDataParallel(model, **plan.ddp_options())"
-    )
+    raise PlanError(f"model: {name} has no buckets that a plan could reduce; valid: {_DDP}")
 
 
 def check_model(model: DistributedDataParallel, topology: Topology) -> None:
@@ -61,15 +50,11 @@ def check_bucket(bucket: Any) -> None:
     if isinstance(bucket, tuple):
         raise PlanError(_PYTHON_REDUCER)
     if isinstance(bucket, Tensor):
-        raise PlanError(f"model: FSDP1 takes no plan; valid: {_FSDP1}")
+        raise PlanError(f"model: FSDP1 has no buckets that a plan could reduce; valid: {_DDP}")
 
 
 def check_join(model: DistributedDataParallel) -> None:
-    """Refuse ``join`` where DDP expects gradients divided by a number of ranks that changes.
-
-    DDP without a hook divides by the number of ranks that still have inputs. It does not tell a
-    hook that number, and a mean over all ranks would be too small.
-    """
+    """Refuse ``join`` where DDP divides by the ranks with inputs left, which no hook is told."""
     config = model._join_config
     if not config.enable or config.throw_on_early_termination:
         return
@@ -92,10 +77,8 @@ def check_one_model(models: Sequence[DistributedDataParallel]) -> None:
 
 
 def models_of(state: object) -> list[DistributedDataParallel]:
-    """Return the models that a hook's state is registered with, in the first bucket of a model.
-
-    DDP tells its hook nothing of the model, so this looks through all objects of the process.
-    """
+    """Return the models that a hook's state is registered with, in the first bucket of a model."""
+    # DDP tells its hook nothing of the model, so this looks through all objects of the process.
     models = _registered_with(state)
     if all(_have_common_parameters(models[0], other) for other in models[1:]):
         return models

@@ -64,11 +64,8 @@ class Tally:
         times: int = 1,
         inter_messages: int | None = None,
     ) -> None:
-        """Count a step in which rank ``senders[i]`` sends ``size_bytes[i]`` to ``receivers[i]``.
-
-        It is repeated ``times``. ``inter_messages`` of these pass a chunk from node to node; by
-        default all, if any message crosses, otherwise none.
-        """
+        """Count steps in which ``senders[i]`` sends ``size_bytes[i]`` to ``receivers[i]``."""
+        # ``inter_messages`` of these pass a chunk from node to node: all, if any message crosses.
         source, target = self._node[np.asarray(senders)], self._node[np.asarray(receivers)]
         sizes = np.broadcast_to(np.asarray(size_bytes, dtype=float), source.shape)
         crosses = source != target
@@ -87,11 +84,9 @@ class Tally:
         self._totals[1] += times * float(sizes[crosses].sum())
 
     def rings(self, groups: Sequence[Sequence[int]], size_bytes: float, *, passes: int = 2) -> None:
-        """Count simultaneous rings in groups of equal size, each with two passes for an all-reduce.
-
-        Each pass has p - 1 transfers; in a group that spans k nodes, a chunk crosses between nodes
-        in k - 1 of them, as in NCCL's tuning model.
-        """
+        """Count simultaneous rings in groups of equal size, with two passes for an all-reduce."""
+        # Each pass has p - 1 transfers; in a group that spans k nodes, a chunk crosses between
+        # nodes in k - 1 of them, as in NCCL's tuning model.
         p = len(groups[0])
         if p == 1:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
 
 from torch import Tensor
 
@@ -13,14 +12,15 @@ from ..topology import Topology
 from ..traffic import Traffic
 
 
-class Algorithm(Protocol):
+class Algorithm(ABC):
     """An all-reduce algorithm."""
 
     name: str
 
-    def check(self, topology: Topology) -> None:
-        """Raise TopologyError if the algorithm does not support this layout of ranks."""
+    def check(self, topology: Topology) -> None:  # noqa: B027
+        """Raise TopologyError if the algorithm does not support this layout; any by default."""
 
+    @abstractmethod
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         """Sum ``tensor`` (1-d, contiguous) over all ranks in place.
 
@@ -29,33 +29,25 @@ class Algorithm(Protocol):
         same order.
         """
 
+    @abstractmethod
     def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
         """Return the traffic of reducing ``size_bytes``, up to rounding to whole elements."""
 
 
-class Phased(ABC):
+class Phased(Algorithm):
     """An all-reduce in phases on different link levels, through which chunks can be pipelined."""
-
-    name: str
 
     @abstractmethod
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
-        """Start the phases one by one, yielding each to be waited for before the next starts.
-
-        Every rank yields the same number of phases. No collective follows the last one. On CUDA,
-        phases of a chunk run on different streams, so keep temporaries until the iterator ends:
-        memory that is freed earlier may be given to another chunk while a stream still uses it.
-        """
+        """Start the phases one by one, yielding each to be waited for before the next starts."""
+        # Every rank yields the same number of phases. No collective follows the last one. On CUDA,
+        # phases of a chunk run on different streams, so keep temporaries until the iterator ends:
+        # memory that is freed earlier may be given to another chunk while a stream still uses it.
 
     def shares(self, elements: int, topology: Topology) -> tuple[int, ...] | None:
-        """Return how many of a message's elements each rank of this node sums and sends across.
-
-        None if its phases are no sum in nodes, all-reduce across and copy in nodes, which memory
-        that the ranks of a node share can replace.
-        """
+        """Elements that each rank of this node sums in shared memory; None if it cannot."""
         return None
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
-        """Sum ``tensor`` (1-d, contiguous) over all ranks in place, one phase after another."""
         for pending in self.phases(tensor, topology):
             pending.wait()

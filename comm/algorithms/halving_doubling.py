@@ -8,9 +8,10 @@ from torch import Tensor
 from ..collectives import exchange
 from ..topology import Topology
 from ..traffic import Tally, Traffic
+from .base import Algorithm
 
 
-class HalvingDoubling:
+class HalvingDoubling(Algorithm):
     """Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner 2004).
 
     It takes 2 log2 p messages instead of a ring's 2(p - 1), and sends the same number of bytes,
@@ -24,9 +25,6 @@ class HalvingDoubling:
     """
 
     name = "halving-doubling"
-
-    def check(self, topology: Topology) -> None:
-        """Accept any layout."""
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         group = topology.groups.world

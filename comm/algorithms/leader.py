@@ -28,9 +28,6 @@ class Leader(Phased):
 
     name = "leader"
 
-    def check(self, topology: Topology) -> None:
-        """Accept any layout."""
-
     def phases(self, tensor: Tensor, topology: Topology) -> Iterator[Pending]:
         groups, leads = topology.groups, topology.local_rank == 0
         yield collectives.reduce(tensor, groups.intra)

@@ -8,9 +8,10 @@ from torch.distributed import get_world_size
 from ..collectives import exchange, send_and_sum
 from ..topology import Topology
 from ..traffic import Traffic
+from .base import Algorithm
 
 
-class ParameterServer:
+class ParameterServer(Algorithm):
     """All ranks send their data to rank 0, which sums it and sends the sum back to each.
 
     This is a parameter server with a single server, which is one of the ranks: the baseline that
@@ -21,9 +22,6 @@ class ParameterServer:
     """
 
     name = "parameter-server"
-
-    def check(self, topology: Topology) -> None:
-        """Accept any layout."""
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         group = topology.groups.world

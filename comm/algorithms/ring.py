@@ -7,9 +7,10 @@ from torch import Tensor
 from .. import collectives
 from ..topology import Topology
 from ..traffic import Tally, Traffic
+from .base import Algorithm
 
 
-class Ring:
+class Ring(Algorithm):
     """The back end's own all-reduce over all ranks, in rank order.
 
     Its traffic is modelled as a ring (Thakur, Rabenseifner and Gropp 2005): every rank makes
@@ -20,9 +21,6 @@ class Ring:
     """
 
     name = "ring"
-
-    def check(self, topology: Topology) -> None:
-        """Accept any layout."""
 
     def all_reduce(self, tensor: Tensor, topology: Topology) -> None:
         collectives.all_reduce(tensor, topology.groups.world).wait()

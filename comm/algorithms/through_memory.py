@@ -28,11 +28,7 @@ def phases(
     shares: Sequence[int],
     across: ProcessGroup | None,
 ) -> Iterator[Pending]:
-    """Sum ``tensor`` (1-d, CPU) over all ranks in place, in three phases; see :class:`Phased`.
-
-    It is written to the memory and sent across nodes in ``dtype``; half precision is summed in FP32
-    inside the node and rounded once. ``shares`` are the elements that each rank of the node sums.
-    """
+    """Sum ``tensor`` (1-d, CPU) over all ranks in place, in three phases, sending ``dtype``."""
     ends = [sum(shares[: rank + 1]) for rank in range(memory.size)]
     own = slice(ends[memory.rank] - shares[memory.rank], ends[memory.rank])
     elements = tensor.numel()

@@ -20,17 +20,12 @@ from .base import Phased
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLevel(Phased):
-    """What the hierarchical all-reduce and the torus share.
+    """What the hierarchical all-reduce and the torus share."""
 
-    With ``fp32_sums``, half precision is summed in FP32 on any back end, and only what is sent is
-    rounded: the sum over the row, and the sum of those over the column. The all-reduce in the
-    column is then an all-to-all, a local sum and an all-gather, which sends as many bytes as a
-    ring. With ``mean`` too, each sum is divided by the number of its terms before it is rounded:
-    none can overflow, and nothing is rounded to a smaller number than the mean over a row.
-    """
-
+    # Half precision is summed in FP32 on any back end, and only what is sent is rounded: the sum
+    # over the row, and that over the column, which is an all-to-all, a local sum and an all-gather.
     fp32_sums: bool = False
-    mean: bool = False
+    mean: bool = False  # divide each such sum before it is rounded, so that none can overflow
 
     def _shape(self, topology: Topology) -> tuple[int, int]:
         return topology.ranks_per_node, len(topology.nodes)
@@ -66,6 +61,19 @@ class TwoLevel(Phased):
         if padding:
             tensor.copy_(padded[: tensor.numel()])
 
+    def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
+        rows = topology.rows(self._shape(topology))
+        tally = Tally(topology)
+        columns, share = list(zip(*rows, strict=True)), size_bytes / len(rows[0])
+        tally.all_to_alls(rows, size_bytes)
+        if self.fp32_sums:
+            tally.all_to_alls(columns, share)
+            tally.rings(columns, share, passes=1)
+        else:
+            tally.rings(columns, share)
+        tally.rings(rows, size_bytes, passes=1)
+        return tally.traffic()
+
 
 class Hierarchical(TwoLevel):
     """Reduce-scatter in the node, all-reduce across nodes by all local ranks, all-gather.
@@ -80,17 +88,6 @@ class Hierarchical(TwoLevel):
     """
 
     name = "hierarchical"
-
-    def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
-        local, nodes = topology.ranks_per_node, len(topology.nodes)
-        return Traffic(
-            intra_messages=2 * (local - 1),
-            intra_bytes=2 * (local - 1) / local * size_bytes,
-            inter_messages=2 * (nodes - 1),
-            inter_bytes=2 * (nodes - 1) / nodes * size_bytes,
-            total_intra_bytes=2.0 * (local - 1) * nodes * size_bytes,
-            total_inter_bytes=2.0 * (nodes - 1) * size_bytes,
-        )
 
 
 @dataclass(frozen=True)
@@ -114,16 +111,3 @@ class Torus(TwoLevel):
 
     def check(self, topology: Topology) -> None:
         topology.rows(self.shape) if self.shape else super().check(topology)
-
-    def traffic(self, size_bytes: int, topology: Topology) -> Traffic:
-        rows = topology.rows(self._shape(topology))
-        tally = Tally(topology)
-        columns, share = list(zip(*rows, strict=True)), size_bytes / len(rows[0])
-        tally.all_to_alls(rows, size_bytes)
-        if self.fp32_sums:
-            tally.all_to_alls(columns, share)
-            tally.rings(columns, share, passes=1)
-        else:
-            tally.rings(columns, share)
-        tally.rings(rows, size_bytes, passes=1)
-        return tally.traffic()

@@ -67,13 +67,10 @@ class RollCall:
         is_terminated: bool = False,
         is_inquiry: bool = False,
     ) -> Roll | None:
-        """Look for ranks without a beat for ``grace_seconds``; None if the store does not answer.
-
-        The first ranks that any rank finds missing are final, so that ranks that end because of
-        them are not named. Where this rank has received SIGTERM (``is_terminated``) or nothing has
-        failed yet (``is_inquiry``), ranks that have received SIGTERM, have left in good order or
-        have not come yet are not missing.
-        """
+        """Find ranks without a beat for ``grace_seconds``; None if the store does not answer."""
+        # The first ranks that any rank finds missing are final, so that ranks that end because of
+        # them are not named. After SIGTERM, or where nothing has failed yet (an inquiry), ranks
+        # that have received SIGTERM, have left or have not come yet are not missing.
         if is_terminated and not self.has_ended:
             self._state = _TERMINATED
             self._wake.set()
@@ -160,11 +157,9 @@ class RollCall:
         self.store = None
 
     def leave(self) -> None:
-        """Stop beating in good order, as the process group has been destroyed on this rank.
-
-        The rank that hosts the store keeps it for the others, but no longer than
-        ``_LEAVING_SECONDS``: torch prints a lost connection of their threads with a backtrace.
-        """
+        """Stop beating in good order, as the process group has been destroyed on this rank."""
+        # The host of the store keeps it for the others, whose threads torch would otherwise let
+        # print a lost connection with a backtrace.
         store, has_left = self.store, self.has_ended
         self.end(LEFT)
         end = time.monotonic() + _LEAVING_SECONDS

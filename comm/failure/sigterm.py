@@ -19,11 +19,8 @@ from types import FrameType
 
 @contextmanager
 def on_sigterm(note: Callable[[], bool]) -> Iterator[None]:
-    """Context manager in which ``note`` is called on a thread of its own when SIGTERM comes.
-
-    A handler in Python still runs on the main thread. Where there is none, the process ends by the
-    signal, unless ``note`` returns False. Outside of the main thread this does nothing.
-    """
+    """Call ``note`` on a thread when SIGTERM comes; the process then ends if it returns True."""
+    # A handler in Python still runs on the main thread, and decides instead.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -40,11 +40,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Correction factors on predicted times.
-
-    Attributes:
-        curves: for each rule, pairs of size in bytes and factor, ascending by size.
-    """
+    """Correction factors on predicted times: for each rule, (bytes, factor), ascending."""
 
     curves: Mapping[Rule, Sequence[tuple[int, float]]] = field(default_factory=dict)
 

@@ -23,19 +23,16 @@ TOLERANCE = 0.05
 FLAT_RING = Rule("ring")
 
 
-def choose(
-    times: Times, *, tolerance: float = TOLERANCE, default: Rule = FLAT_RING
-) -> tuple[Rule, ...]:
+def choose(times: Times, *, tolerance: float = TOLERANCE) -> tuple[Rule, ...]:
     """Choose the rules of a plan, ascending by size; the last one takes any size.
 
-    At each size of ``times``, the rule is ``default`` if that takes at most ``1 + tolerance`` times
-    as long as the fastest candidate, and otherwise another candidate that does. The limit between
-    two sizes with different rules is their geometric mean.
+    At each size of ``times``, the rule is the flat ring if that takes at most ``1 + tolerance``
+    times as long as the fastest candidate, and otherwise another candidate that does. The limit
+    between two sizes with different rules is their geometric mean.
 
     Args:
         times: a candidate without a time for a size is not chosen at that size.
         tolerance: relative difference that is treated as noise.
-        default: the rule to prefer.
 
     Raises:
         ValueError: there are no sizes, a size has no candidates, or a time is not positive and
@@ -44,7 +41,7 @@ def choose(
     if not times:
         raise ValueError("times: empty; valid: at least one size")
     sizes = sorted(times)
-    good = [_good(times[size], size, tolerance, default) for size in sizes]
+    good = [_good(times[size], size, tolerance) for size in sizes]
     chosen: list[Rule] = []
     while len(chosen) < len(sizes):
         start = len(chosen)
@@ -68,15 +65,13 @@ def choose(
     return (*rules, replace(chosen[-1], max_bytes=None))
 
 
-def _good(
-    candidates: Mapping[Rule, float], size: int, tolerance: float, default: Rule
-) -> dict[Rule, None]:
+def _good(candidates: Mapping[Rule, float], size: int, tolerance: float) -> dict[Rule, None]:
     """Return the candidates that may be chosen at a size, in the given order."""
     if not candidates or not all(0 < t < math.inf for t in candidates.values()):
         raise ValueError(
             f"times: {dict(candidates)} at {size} bytes; valid: positive seconds by rule"
         )
     limit = min(candidates.values()) * (1 + tolerance)
-    if candidates.get(default, math.inf) <= limit:
-        return {default: None}
+    if candidates.get(FLAT_RING, math.inf) <= limit:
+        return {FLAT_RING: None}
     return {rule: None for rule, seconds in candidates.items() if seconds <= limit}

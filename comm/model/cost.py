@@ -153,7 +153,7 @@ def _whole(traffic: Traffic, links: Links, nodes: int) -> float:
 
 def traffic_of(rule: Rule, size_bytes: int, topology: Topology) -> Traffic:
     """Return the traffic of one message by ``rule``, without chunks; bytes scale with the size."""
-    unit = _unit_traffic(rule.implementation, topology.nodes)  # type: ignore[arg-type]
+    unit = _unit_traffic(rule.implementation, topology.nodes)
     share = size_bytes / _UNIT_BYTES
     return replace(
         unit,

@@ -54,51 +54,36 @@ class Nccl:
         inter_gbytes: bus bandwidth of a node's network, in 10^9 bytes per second.
         nvlink: whether GPUs of a node are joined by NVLink rather than PCIe. LL128 needs it.
         nics: network adapters of a node. One GPU alone uses one of them.
-        oversubscription: factor by which the network between nodes is oversubscribed.
         tree_gbytes: largest bus bandwidth of a tree on one or two nodes, and on more.
         host_seconds: time in which the host issues one call.
-        intra_latency: factor on the latencies inside a node.
-        inter_latency: factor on those of the network.
-        tree_correction: whether trees lose bandwidth on messages of medium size, as NCCL assumes.
 
     Raises:
-        ValueError: a value is not positive, or the oversubscription is below 1.
+        ValueError: a value is not positive.
     """
 
     intra_gbytes: float
     inter_gbytes: float
     nvlink: bool = True
     nics: int = 1
-    oversubscription: float = 1.0
     tree_gbytes: tuple[float, float] = (110.0, 80.0)
     host_seconds: float = HOST_SECONDS
-    intra_latency: float = 1.0
-    inter_latency: float = 1.0
-    tree_correction: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("intra_gbytes", "inter_gbytes", "nics", "intra_latency", "inter_latency"):
+        for name in ("intra_gbytes", "inter_gbytes", "nics"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: {getattr(self, name)}; valid: above 0, finite")
         if len(self.tree_gbytes) != 2 or not all(0 < rate < math.inf for rate in self.tree_gbytes):
             raise ValueError(f"tree_gbytes: {self.tree_gbytes}; valid: two numbers above 0, finite")
-        if not 1 <= self.oversubscription < math.inf:
-            raise ValueError(f"oversubscription: {self.oversubscription}; valid: 1 or more")
         if not 0 <= self.host_seconds < math.inf:
             raise ValueError(f"host_seconds: {self.host_seconds}; valid: 0 or more, finite")
 
     @property
-    def network_gbytes(self) -> float:
-        """Bus bandwidth of a node's network with the oversubscription."""
-        return self.inter_gbytes / self.oversubscription
-
-    @property
     def links(self) -> Links:
         """The same links for the latency-bandwidth model, with the latencies of Simple."""
-        inside = _STEP["nvlink" if self.nvlink else "pcie", "ring"][2] * self.intra_latency
-        between = _STEP["network", "ring"][2] * self.inter_latency
+        inside = _STEP["nvlink" if self.nvlink else "pcie", "ring"][2]
+        between = _STEP["network", "ring"][2]
         return Links(
-            Level.of(inside, 8 * self.intra_gbytes), Level.of(between, 8 * self.network_gbytes)
+            Level.of(inside, 8 * self.intra_gbytes), Level.of(between, 8 * self.inter_gbytes)
         )
 
     def all_reduces(
@@ -118,7 +103,7 @@ class Nccl:
         """
         if ranks == 1:
             return {("ring", "Simple"): 0.0}
-        network = self.network_gbytes if network_gbytes is None else network_gbytes
+        network = self.inter_gbytes if network_gbytes is None else network_gbytes
         bus = self.intra_gbytes if nodes == 1 else min(self.intra_gbytes, network)
         found = {}
         for at, protocol in enumerate(_PROTOCOLS):
@@ -136,15 +121,11 @@ class Nccl:
             hops = int(math.log2(nodes))
             latency = self._steps("tree", at, 2 * (ranks / nodes - 1), 2 * hops, nodes)
             power = int(math.log2(max(1.0, size_bytes / 64)))
-            if self.tree_correction and power < len(_TREE_SHARE[at]):
+            if power < len(_TREE_SHARE[at]):
                 share *= _TREE_SHARE[at][power]
             seconds = latency + 2 * size_bytes / (1e9 * min(0.9 * bus, limit) * share)
             found["tree", protocol] = seconds
         return found
-
-    def all_reduce(self, size_bytes: float, ranks: int, nodes: int) -> float:
-        """Predict ``ncclAllReduce`` in seconds, without the host's overhead: the fastest way."""
-        return min(self.all_reduces(size_bytes, ranks, nodes).values())
 
     def seconds(
         self, rule: Rule, size_bytes: int, topology: Topology, *, element_bytes: int = 4
@@ -172,13 +153,12 @@ class Nccl:
         if ranks == 1:
             return 0.0
         if rule.algorithm == "ring":
-            return self.host_seconds + self.all_reduce(size_bytes, ranks, nodes)
+            return self.host_seconds + min(self.all_reduces(size_bytes, ranks, nodes).values())
         if rule.algorithm in ("hierarchical", "torus", "leader"):
             return self._in_phases(rule, size_bytes, topology)
-        bare, calls = Rule(rule.algorithm), _CALLS
-        if rule.algorithm in ("halving-doubling", "parameter-server"):
-            traffic = traffic_of(bare, size_bytes, topology)
-            calls *= traffic.intra_messages + traffic.inter_messages
+        bare = Rule(rule.algorithm)
+        traffic = traffic_of(bare, size_bytes, topology)
+        calls = _CALLS * (traffic.intra_messages + traffic.inter_messages)
         return calls * self.host_seconds + predict_seconds(bare, size_bytes, topology, self.links)
 
     def _in_phases(self, rule: Rule, size_bytes: int, topology: Topology) -> float:
@@ -201,7 +181,7 @@ class Nccl:
         if rows > 1:
             intra = 2 * self._half(size_bytes, rows, spans, whole=rule.algorithm == "leader")
         if columns > 1:
-            network = self.network_gbytes / adapters
+            network = self.inter_gbytes / adapters
             ways = self.all_reduces(
                 size_bytes / share, columns, min(columns, nodes), network_gbytes=network
             )
@@ -210,7 +190,7 @@ class Nccl:
 
     def _half(self, size_bytes: float, ranks: int, nodes: int, *, whole: bool) -> float:
         """A reduce-scatter or all-gather by rings; if ``whole``, a reduce or broadcast."""
-        bus = self.intra_gbytes if nodes == 1 else min(self.intra_gbytes, self.network_gbytes)
+        bus = self.intra_gbytes if nodes == 1 else min(self.intra_gbytes, self.inter_gbytes)
         times = []
         for at, protocol in enumerate(_PROTOCOLS):
             if protocol == "LL128" and not self.nvlink:
@@ -224,8 +204,8 @@ class Nccl:
 
     def _steps(self, algorithm: str, at: int, intra: float, inter: int, nodes: int) -> float:
         """Latency of some steps inside nodes and between them, in seconds."""
-        inside = _STEP["nvlink" if self.nvlink else "pcie", algorithm][at] * self.intra_latency
+        inside = _STEP["nvlink" if self.nvlink else "pcie", algorithm][at]
         if nodes > 1 and _PROTOCOLS[at] == "LL":
             inside *= 1.8
-        between = _STEP["network", algorithm][at] * self.inter_latency
+        between = _STEP["network", algorithm][at]
         return 1e-6 * (_BASE[algorithm][at] + intra * inside + inter * between)

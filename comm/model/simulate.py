@@ -97,19 +97,11 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The all-reduce of one bucket. Times are counted from the start of backward, in seconds.
-
-    Attributes:
-        size_bytes: bucket size, in the gradients' dtype.
-        rule: the rule that applies.
-        ready_seconds: when the bucket's last gradient is available.
-        start_seconds: when the all-reduce starts.
-        end_seconds: when the all-reduce is complete.
-    """
+    """The all-reduce of one bucket; seconds are counted from the start of backward."""
 
     size_bytes: int
     rule: Rule
-    ready_seconds: float
+    ready_seconds: float  # when the bucket's last gradient is available
     start_seconds: float
     end_seconds: float
 
@@ -139,11 +131,6 @@ class Simulation:
     def exposed_seconds(self) -> float:
         """Communication time not hidden by backward, in seconds."""
         return self.step_seconds - self.compute_seconds - self.waiting_seconds
-
-    @property
-    def efficiency(self) -> float:
-        """Scaling efficiency, the throughput per GPU relative to a single GPU, from 0 to 1."""
-        return self.compute_seconds / self.step_seconds
 
 
 def buckets(gradients: Iterable[Gradient], plan: Plan) -> list[tuple[Gradient, ...]]:
@@ -220,30 +207,20 @@ def candidates(
     return tuple(rules)
 
 
-def predict_plan(
-    profile: Profile, cluster: Cluster, rules: Sequence[Rule], *, tolerance: float = 0.0
-) -> Plan:
-    """Return the plan with the shortest predicted time: rules by size and the fusion threshold.
-
-    Args:
-        rules: candidates; see :func:`candidates`.
-        tolerance: the flat ring is kept unless a candidate is faster by more than this fraction.
-    """
+def predict_plan(profile: Profile, cluster: Cluster, rules: Sequence[Rule]) -> Plan:
+    """Return the plan with the shortest predicted time: rules by size and the fusion threshold."""
     times = {
         size: {
             rule: cluster.seconds(rule, size, element_bytes=profile.element_bytes) for rule in rules
         }
         for size in SIZES_BYTES
     }
-    chosen = choose(times, tolerance=tolerance)
+    chosen = choose(times, tolerance=0.0)
     return Plan(chosen, best_threshold(profile, cluster, chosen))
 
 
 def best_threshold(profile: Profile, cluster: Cluster, rules: tuple[Rule, ...]) -> int:
-    """Return the fusion threshold with the shortest simulated step, in bytes.
-
-    DDP's default is kept if it is within 1 % of the best.
-    """
+    """Return the bytes with the shortest step; DDP's default if it is within 1 % of that."""
     steps = {
         threshold: simulate(profile, cluster, Plan(rules, threshold)).step_seconds
         for threshold in (DEFAULT_FUSION_THRESHOLD_BYTES, *THRESHOLDS_BYTES)

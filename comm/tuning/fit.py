@@ -26,10 +26,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 def non_negative_least_squares(a: Matrix, b: Matrix) -> Matrix:
-    """Return the ``x >= 0`` that minimizes ``|a x - b|``, for a few unknowns.
-
-    The best non-negative least-squares solution over the subsets of the unknowns, which is exact.
-    """
+    """Return the ``x >= 0`` that minimizes ``|a x - b|``: the best over subsets of few unknowns."""
     unknowns = a.shape[1]
     best, least = np.zeros(unknowns), float(np.linalg.norm(b))
     for count in range(1, unknowns + 1):

@@ -50,11 +50,7 @@ def measure(
     far_behind: float = FAR_BEHIND,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[tuple[Measurement, ...], list[int]]:
-    """Measure rules without ``max_bytes`` at ascending sizes, the same on all ranks.
-
-    The flat ring is never left out at larger sizes. Returns the measurements by size and rule, and
-    the sizes for which there was no time. ``progress`` is called on rank 0 with a line of text.
-    """
+    """Measure rules without ``max_bytes`` at ascending sizes; return also those left out."""
     deadline = time.monotonic() + budget_seconds
     device = device_of_messages()
     # Zeros do not overflow, however often they are summed.

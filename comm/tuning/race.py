@@ -44,13 +44,7 @@ _MARGIN = 1.1  # factor on the predicted time of the next round
 
 @dataclass(frozen=True)
 class Finalist:
-    """A plan in the race.
-
-    Attributes:
-        plan: the plan.
-        seconds: time of backward with all its all-reduces on the slowest rank, in each round that
-            it took part in.
-    """
+    """A plan in the race, and the time of backward on the slowest rank in each of its rounds."""
 
     plan: Plan
     seconds: tuple[float, ...]
@@ -63,7 +57,7 @@ class Final:
     Attributes:
         finalists: the plans from the simplest on.
         winner: index of the winner among them.
-        backward_seconds: time of backward alone in the race.
+        backward_seconds: time of backward without any all-reduce.
     """
 
     finalists: tuple[Finalist, ...]
@@ -132,13 +126,9 @@ def race(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Final:
-    """Race ``plans``, from the simplest on, on the running job; every rank gets the same result.
-
-    Plans take turns in each round. From the third round on, a plan whose median ratio to the
-    fastest is above 1.1 is dropped. The race ends after twelve rounds, or when the time does not
-    suffice for another. The winner is the simplest plan whose median ratio to the fastest is within
-    :data:`EQUAL_WITHIN`; with fewer than three rounds it is the favourite.
-    """
+    """Race ``plans``, from the simplest on, on the running job; every rank gets the same result."""
+    # Plans take turns in each round. The winner is the simplest plan whose median ratio to the
+    # fastest is within EQUAL_WITHIN; with too few rounds it is the favourite.
     start = time.monotonic()
     track = _Track(topology, profile, backward_seconds, dtype)
     for plan in plans:

@@ -13,7 +13,7 @@ import torch
 
 from ..launch_order import launch_order_is_open
 from ..model.calibrate import Calibration, Measurement
-from ..model.choose import TOLERANCE, choose
+from ..model.choose import choose
 from ..model.cost import Level, Links
 from ..model.profile import Profile
 from ..model.simulate import Cluster, best_threshold, candidates, simulate
@@ -217,7 +217,6 @@ def fit_and_plan(
     profile: Profile | None = None,
     notes: Sequence[str] = (),
     dtype: torch.dtype = torch.float32,
-    tolerance: float = TOLERANCE,
 ) -> Tuned:
     """Fit the links and make the plan from given measurements."""
     topology = Topology(topology.nodes)  # the layout alone, without this rank and its groups
@@ -227,7 +226,7 @@ def fit_and_plan(
     times: dict[int, dict[Rule, float]] = {}
     for m in measurements:
         times.setdefault(m.size_bytes, {})[m.rule] = m.median_seconds
-    rules, notes = choose(times, tolerance=tolerance), (*notes, *fit.notes)
+    rules, notes = choose(times), (*notes, *fit.notes)
     if profile is not None:
         threshold = best_threshold(profile, cluster, rules)
     else:

@@ -18,9 +18,8 @@ pytestmark = pytest.mark.slow("runs every algorithm on up to eight ranks")
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 HALVES = {"fp16": FP16, "bf16": BF16}
-# Every size, and every dtype with a message of several chunks and with one that needs padding.
-MESSAGES = [(1, FP32), (3, FP16), (64, BF16), (1001, FP32), (1001, FP16), (1001, BF16)]
-MESSAGES += [(30_011, FP32), (30_011, FP16), (30_011, BF16)]
+# Every dtype with a message of several chunks that needs padding.
+MESSAGES = [(1, FP32), (3, FP16), (64, BF16), (30_011, FP32), (30_011, FP16), (30_011, BF16)]
 PHASED = ("hierarchical", "leader", "torus")
 TWO_LEVEL = ("hierarchical", "torus")
 
@@ -71,8 +70,8 @@ def errors(nodes, shared_memory):
     return worst, bits
 
 
-EQUAL = [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 2)]
-UNEQUAL = [((0, 1, 2), (3, 4)), ((0,), (1, 2, 3, 4)), ((0, 2), (1,))]
+EQUAL = [(1, 1), (2, 1), (3, 3), (4, 2), (6, 2)]
+UNEQUAL = [((0, 1, 2), (3, 4)), ((0, 2), (1,))]
 LAYOUTS = [Topology.of(*sizes).nodes for sizes in EQUAL] + UNEQUAL
 
 
@@ -173,7 +172,7 @@ def counted(nodes, elements, rules):
 
 @pytest.mark.parametrize(
     "nodes",
-    [Topology.of(*sizes).nodes for sizes in [(2, 1), (4, 2), (6, 3)]] + UNEQUAL[:1],
+    [Topology.of(*sizes).nodes for sizes in [(2, 1), (4, 2)]] + UNEQUAL[:1],
     ids=str,
 )
 def test_measured_bytes_on_each_link_level_are_the_stated_ones(nodes):

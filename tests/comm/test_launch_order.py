@@ -128,15 +128,14 @@ def test_fsdp2_whose_collectives_have_no_order_with_the_plans_is_refused(nccl):
 
 
 @pytest.mark.parametrize("case", SAFE)
-@pytest.mark.parametrize("version", [(2, 20, 5), (2, 27, 3)])
-def test_a_plan_that_cannot_deadlock_is_not_refused(nccl, case, version):
-    nccl(version)
+def test_a_plan_that_cannot_deadlock_is_not_refused(nccl, case):
+    nccl((2, 20, 5))
     check_launch_order(*SAFE[case])
 
 
 @pytest.mark.parametrize(
     ("value", "ordered"),
-    [("1", True), ("0x1", True), ("2", True), ("0", False), ("", False), ("true", False)],
+    [("0x1", True), ("2", True), ("0", False), ("", False), ("true", False)],
 )
 def test_the_variable_is_read_as_by_nccl(monkeypatch, value, ordered):
     monkeypatch.setenv(VARIABLE, value)
@@ -162,15 +161,11 @@ def ddp():
     dist.destroy_process_group()
 
 
-def test_the_hook_is_not_registered(nccl, ddp):
+def test_both_ways_of_registering_are_checked(nccl, ddp):
     nccl()
     with pytest.raises(PlanError, match=f"chunk_bytes: .* {VARIABLE}=1"):
         register(ddp, CHUNKS, TWO_BY_TWO)
     assert not ddp._comm_hooks
-
-
-def test_torchs_way_of_registering_is_checked_in_backward(nccl, ddp):
-    nccl()
     ddp.register_comm_hook(PlanState(CHUNKS, TWO_BY_TWO), plan_hook)
     with pytest.raises(PlanError, match=f"chunk_bytes: .* {VARIABLE}=1"):
         ddp(torch.ones(1, 2)).sum().backward()
@@ -240,8 +235,6 @@ def back_end(monkeypatch):
     ("name", "kind", "binds"),
     [
         ("nccl", "ProcessGroupNCCL", False),  # to torch 2.14, or with TORCH_DIST_USE_NCCL2=0
-        ("nccl", "ProcessGroupNCCL2", True),
-        ("nccl-legacy", "ProcessGroupNCCL", False),
         ("nccl-lazy", "ProcessGroupNCCLLazy", True),
         ("cpu:gloo,cuda:nccl2", "ProcessGroupNCCL2", True),
     ],

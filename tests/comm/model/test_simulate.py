@@ -1,5 +1,6 @@
 """The simulated step: DDP's buckets are reduced one after another while backward runs."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -57,11 +58,15 @@ def test_buckets_are_those_of_ddp(sizes, limits):
 def test_a_step_is_neither_shorter_than_its_parts_nor_longer_than_their_sum(sizes, threshold, name):
     model = profile(sizes, step=0.01)
     cluster = Cluster.of(64, 8, LINKS)
-    run = simulate(model, cluster, Plan.single(name, fusion_threshold_bytes=threshold))
+    plan = Plan.single(name, fusion_threshold_bytes=threshold)
+    run = simulate(model, cluster, plan)
     assert sum(r.size_bytes for r in run.reductions) == sum(sizes)
     longest = model.compute_seconds + run.communication_seconds
     assert model.compute_seconds <= run.step_seconds <= longest * (1 + 1e-9)
-    assert 0 < run.efficiency <= 1
+    late = simulate(model, replace(cluster, straggler_sigma=0.02), plan)
+    wait = 0.01 * 0.02 * (2 * math.log(64)) ** 0.5
+    assert (run.waiting_seconds, late.waiting_seconds) == (0, pytest.approx(wait))
+    assert run.step_seconds <= late.step_seconds <= run.step_seconds + wait * (1 + 1e-9)
     free = 0.0
     for r in run.reductions:
         assert r.start_seconds == max(free, r.ready_seconds)
@@ -113,7 +118,7 @@ def test_unequal_nodes_are_refused_only_by_algorithms_that_need_equal_ones():
         Cluster.of(12, 8, LINKS)
 
 
-@pytest.mark.parametrize("gpus", [8, 64, 1024])
+@pytest.mark.parametrize("gpus", [8, 32_768])
 def test_the_chosen_plan_is_no_slower_than_any_single_rule(gpus):
     model = profile([400, 4_000_000, 40_000, 10_000_000] * 5, step=0.02)
     cluster = Cluster.of(gpus, 8, LINKS)
@@ -140,14 +145,6 @@ def test_ddps_threshold_is_kept_unless_another_is_better():
     assert best_threshold(model, cluster, (Rule("ring"),)) == 25 * 2**20
     hurried = profile([400_000] * 200, step=0.03)
     assert best_threshold(hurried, cluster, (Rule("ring"),)) != 25 * 2**20
-
-
-def test_the_largest_cluster_is_simulated():
-    model = profile([40_000] * 161, step=0.3)
-    cluster = Cluster.of(32_768, 8, LINKS)
-    rules = candidates(cluster.topology, chunks_bytes=(2**20, 2**22))
-    plan = predict_plan(model, cluster, rules)
-    assert 0 < simulate(model, cluster, plan).efficiency < 1
 
 
 def test_a_calibrated_cluster_reproduces_the_measurements():

@@ -5,7 +5,6 @@ from random import Random
 from unittest import mock
 
 import pytest
-import torch.distributed as dist
 
 from largebatch.comm import (
     Cluster,
@@ -18,12 +17,10 @@ from largebatch.comm import (
     Tuned,
     candidates,
     simulate,
-    tune,
 )
 from largebatch.comm.tuning import race as module
-from largebatch.comm.tuning.race import backward_for, finalists, plain_profile, race
+from largebatch.comm.tuning.race import finalists, plain_profile, race
 from largebatch.comm.tuning.tune import fit_and_plan
-from tests.ranks import run_ranks
 
 DEFAULT = Plan.single()
 SMALL, LARGE = (
@@ -147,14 +144,6 @@ def test_the_finalists_are_ddps_default_and_the_best_by_prediction():
     assert finalists(DEFAULT, rules[:1], profile, cluster)[0] == DEFAULT
 
 
-def test_backward_is_that_of_the_model_but_not_much_longer_than_communication():
-    cluster, profile = Cluster.of(8, 4, LINKS), plain_profile(100 * 2**20, 0.5)
-    communication = simulate(profile, cluster, DEFAULT).communication_seconds
-    assert backward_for(profile, cluster, DEFAULT) == 0.5
-    long = plain_profile(100 * 2**20, 100 * communication)
-    assert backward_for(long, cluster, DEFAULT) == pytest.approx(2 * communication)
-
-
 def test_a_result_with_a_race_is_saved_and_loaded(tmp_path):
     topology = Topology.of(8, 4)
     measurements = [
@@ -166,23 +155,3 @@ def test_a_result_with_a_race_is_saved_and_loaded(tmp_path):
     tuned = replace(fit_and_plan(measurements, topology), plan=found.plan, final=found)
     tuned.save(tmp_path / "tuned.json")
     assert Tuned.load(tmp_path / "tuned.json") == tuned
-
-
-def tuned_with_a_race(ranks_per_node):
-    return tune(
-        Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank()),
-        budget_seconds=3.0,
-        race_seconds=5.0,
-        sizes_bytes=(65_536, 2**20, 2**22),
-        chunks_bytes=(2**20,),
-    )
-
-
-@pytest.mark.slow("tunes and races on four ranks")
-def test_all_ranks_agree_on_the_winner():
-    results = run_ranks(4, tuned_with_a_race, 2)
-    assert all(result == results[0] for result in results)
-    final = results[0].final
-    assert results[0].plan == final.plan
-    assert final.finalists[0].plan == DEFAULT
-    assert any("race" in note for note in results[0].notes) == (not final.decided)

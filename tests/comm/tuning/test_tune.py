@@ -11,6 +11,7 @@ import torch
 from largebatch.comm import (
     ALGORITHMS,
     Measurement,
+    Plan,
     Ring,
     Rule,
     Topology,
@@ -37,13 +38,15 @@ def tuned(ranks_per_node, **options):
     return found, time.monotonic() - start
 
 
-@pytest.mark.parametrize(("world_size", "ranks_per_node"), [(4, 2), (2, 2), (2, 1)])
-def test_all_ranks_get_the_same_plan_close_to_the_best_times(world_size, ranks_per_node):
+def test_all_ranks_get_the_same_plan_close_to_the_best_times():
     options = {"budget_seconds": 5.0, "sizes_bytes": SMALL, "chunks_bytes": (2**18,)}
-    results = run_ranks(world_size, tuned_with, ranks_per_node, options)
+    results = run_ranks(4, tuned_with, 2, options | {"race_seconds": 5.0})
     found, seconds = results[0]
     assert all(other == found for other, _ in results)
-    assert seconds < 5 + SLACK_SECONDS
+    assert seconds < 10 + SLACK_SECONDS
+    assert found.plan == found.final.plan
+    assert found.final.finalists[0].plan == Plan.single()
+    assert any("race" in note for note in found.notes) == (not found.final.decided)
     times: dict[int, dict[Rule, float]] = {}
     for m in found.measurements:
         times.setdefault(m.size_bytes, {})[m.rule] = statistics.median(m.seconds)
@@ -51,22 +54,20 @@ def test_all_ranks_get_the_same_plan_close_to_the_best_times(world_size, ranks_p
     measured = tuple(sorted(times))
     assert measured == SMALL[: len(measured)]  # all, unless the machine does much other work
     assert len(found.notes) >= len(SMALL) - len(measured)
+    plan = fit_and_plan(found.measurements, found.cluster.topology).plan
     for size, candidates_ in times.items():
-        chosen = replace(found.plan.rule_for(size), max_bytes=None)
+        chosen = replace(plan.rule_for(size), max_bytes=None)
         assert candidates_[chosen] <= 1.05 * min(candidates_.values())
         if candidates_[Rule("ring")] <= 1.05 * min(candidates_.values()):
             assert chosen == Rule("ring")
-    expected = set(candidates(Topology.of(world_size, ranks_per_node), chunks_bytes=(2**18,)))
+    expected = set(candidates(Topology.of(4, 2), chunks_bytes=(2**18,)))
     if measured == SMALL:
         assert set(times[2**20]) | set(times[65_536]) == expected
     assert not any(rule.wire_dtype for rule in expected), "lossy unless asked for"
-    assert found.plan.fusion_threshold_bytes in SMALL
+    assert plan.fusion_threshold_bytes in SMALL
     for m in found.measurements:  # the calibrated model reproduces them
         predicted = found.cluster.seconds(m.rule, m.size_bytes)
         assert predicted == pytest.approx(m.median_seconds)
-    unknown = [found.links.inter is None, found.links.intra is None]
-    assert unknown == [world_size == ranks_per_node, ranks_per_node == 1]
-    assert any("cannot be fitted" in note for note in found.notes) == any(unknown)
 
 
 def tuned_with(ranks_per_node, options):
@@ -152,16 +153,6 @@ def made_up(topology, seconds):
         for rule in rules
         if rule.chunk_bytes is None or rule.chunk_bytes < size
     ]
-
-
-def test_a_saved_result_is_loaded_unchanged(tmp_path):
-    topology = Topology.of(4, 2)
-    found = fit_and_plan(
-        made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology, notes=["by hand"]
-    )
-    found.save(tmp_path / "tuned.json")
-    assert Tuned.load(tmp_path / "tuned.json") == found
-    assert found.notes[0] == "by hand"
 
 
 @pytest.mark.parametrize(
