@@ -77,11 +77,6 @@ class Cluster:
         topology = Topology.of(gpus, min(gpus, gpus_per_node))
         return cls(topology, links, nccl=nccl, straggler_sigma=straggler_sigma)
 
-    @property
-    def slowdown(self) -> float:
-        """Time of the slowest rank's computation, relative to the mean."""
-        return straggler_slowdown(self.topology.world_size, self.straggler_sigma)
-
     def seconds(self, rule: Rule, size_bytes: int, *, element_bytes: int = 4) -> float:
         """Predict the seconds of one all-reduce.
 
@@ -156,7 +151,8 @@ def simulate(profile: Profile, cluster: Cluster, plan: Plan) -> Simulation:
     """
     plan.check(cluster.topology)
     compute_seconds = profile.compute_seconds
-    if (slower := cluster.slowdown) > 1:
+    slower = straggler_slowdown(cluster.topology.world_size, cluster.straggler_sigma)
+    if slower > 1:
         profile = profile.scaled(compute_seconds * slower)
     known: dict[int, float] = {}
     free, done = 0.0, []

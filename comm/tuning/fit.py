@@ -115,14 +115,6 @@ def _terms(traffic: Traffic, nodes: int, slower: str) -> tuple[float, ...]:
 
 
 def _notes(links: Links) -> Iterable[str]:
-    shared = {"inside a node": links.host_seconds_per_byte, "between nodes": 0.0}
     for where, level in (("inside a node", links.intra), ("between nodes", links.inter)):
         if level is None:
             yield f"links {where} cannot be fitted: no message crosses them on these ranks"
-            continue
-        for name, value in (
-            ("latency", level.latency_seconds),
-            ("time per byte", level.seconds_per_byte + shared[where]),
-        ):
-            if value == 0:
-                yield f"the {name} of the links {where} is too small to distinguish from zero"
