@@ -7,12 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn.utils import clip_grad_value_
 
 from largebatch.amp import INITIAL_LOSS_SCALE, Precision
 from largebatch.amp.gradients import total_norm
-from largebatch.lars import LARS
 from tests.amp.clipping import CASES, SCALED, Case, Weights, keeps_fp16_gradients, some_gradients
 
 
@@ -95,20 +93,6 @@ def test_an_overflow_skips_the_step_and_changes_nothing(of, call):
     case.step()
 
 
-@pytest.mark.parametrize(
-    ("norm_type", "of"),
-    [
-        *((1.0, ("fp16-master", "sgd")), (2.0, ("fp32", "lars")), (3.0, ("fp16", "sgd"))),
-        *((float("inf"), ("fp16-master", "sgd")), (float("inf"), ("fp16", "sgd"))),
-    ],
-)
-def test_norms_of_every_order(norm_type, of):
-    case = Case(*of, "dynamic")
-    case.backward(some_gradients(1.0))
-    case.clip(0.05, norm_type=norm_type)
-    case.step()
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5),
@@ -130,8 +114,6 @@ def test_the_norm_is_that_of_one_vector_in_fp64(sizes, dtypes, norm_type, expone
     expected = torch.linalg.vector_norm(whole, norm_type) if whole.numel() else torch.zeros(())
     if not whole.numel() and norm_type == float("inf"):
         return  # the maximum of nothing
-    if norm_type == float("inf") and 0 in sizes:
-        tensors = [t for t in tensors if t.numel()]
     ours = total_norm(tensors, norm_type)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours.double(), expected.double(), rtol=2e-6, atol=0)
@@ -227,7 +209,7 @@ def test_an_optimizer_that_cannot_unscale_fp16_gradients_is_refused_by_name():
             call(optimizer)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_a_norm_that_is_not_positive_is_refused(value):
     case = Case("fp32", "sgd", "none")
     for arguments, name in (((value,), "max_norm"), ((1.0, value), "norm_type")):
@@ -235,8 +217,7 @@ def test_a_norm_that_is_not_positive_is_refused(value):
             case.precision.clip_grad_norm_(case.optimizer, *arguments)
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16-master"])
-@pytest.mark.parametrize("kind", ["sgd", "lars"])
+@pytest.mark.parametrize(("name", "kind"), [("fp32", "sgd"), ("bf16-master", "lars")])
 def test_an_infinite_bound_does_not_spread_an_infinite_gradient(name, kind):
     case = Case(name, kind, "none")
     case.backward(some_gradients(1.0))
@@ -258,31 +239,18 @@ def test_an_infinite_bound_only_measures():
 
 @pytest.mark.parametrize("kind", ["lars", "sgd"])
 def test_loading_a_state_abandons_the_iteration_that_has_begun(kind):
-    precision = Precision("fp16")
-    model = precision.convert(nn.Linear(4, 4))
-    make = LARS if kind == "lars" else torch.optim.SGD
-    optimizer = make(model.parameters(), 0.1)
-
-    def backward():
-        precision.backward(model(torch.ones(2, 4)).sum())
-        precision.unscale_(optimizer)
-        return precision.clip_grad_norm_(optimizer, 1.0)
-
-    precision.backward(model(torch.ones(2, 4)).sum())
-    precision.step(optimizer)
-    optimizer.zero_grad()
-    state = precision.state_dict()
-    backward()
-    precision.load_state_dict(state)
-    optimizer.zero_grad()
-    torch.testing.assert_close(backward(), torch.tensor(80.0).sqrt(), rtol=1e-2, atol=0)
-    precision.step(optimizer)
-    assert precision.skipped_steps == 0
-
-
-def test_the_largest_value_of_gradients_skips_empty_ones():
-    precision = Precision("fp32")
-    empty, full = nn.Parameter(torch.ones(0, 3)), nn.Parameter(torch.ones(2, 3))
-    optimizer = LARS([empty, full], 0.1)
-    precision.backward(3 * full.sum() + empty.sum())
-    assert precision.clip_grad_norm_(optimizer, 1.0, norm_type=float("inf")) == 3
+    case = Case("fp16", kind, "dynamic")
+    case.backward(some_gradients(0.1))
+    case.step()
+    state = case.precision.state_dict()
+    case.backward(some_gradients(0.1))
+    case.precision.unscale_(case.optimizer)
+    case.clip(0.05)
+    case.precision.load_state_dict(state)
+    case.optimizer.zero_grad()
+    case.theirs.zero_grad()
+    case.backward(some_gradients(1.0, seed=2))
+    case.precision.unscale_(case.optimizer)
+    case.clip(0.1)
+    case.step()
+    assert case.precision.skipped_steps == 0

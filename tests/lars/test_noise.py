@@ -1,7 +1,7 @@
 """GradientNoise: exact against gradients of single examples, unbiased, and over which steps."""
 
 import math
-from itertools import permutations, product
+from itertools import product
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from largebatch.lars import GradientNoise
 
@@ -39,10 +38,6 @@ def moments(gradients, unbiased):
     return gradients.mean(0).square().sum().item(), gradients.var(0, unbiased).sum().item()
 
 
-def flat(gradients):
-    return torch.cat([g.flatten(1) for g in gradients], 1)
-
-
 class Weights(nn.Module):
     """Parameters whose gradient by ``model(x).mean()`` is the mean of x, shape ``[n, 3]``."""
 
@@ -57,30 +52,6 @@ class Weights(nn.Module):
 
 def pass_of(model, x, factor=1.0):
     (factor * model(x).mean()).backward()
-
-
-@pytest.mark.parametrize(("batch_size", "passes"), [(1, 2), (2, 2), (1, 4)])
-def test_all_draws_without_replacement_give_the_moments_of_single_gradients(batch_size, passes):
-    """Exactly, as for a sample of a distribution: the variance by n - 1, |G|² less its noise."""
-    count, model = 5, network()
-    images, labels = examples(count)
-
-    def loss(parameters, image, label):
-        return F.cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
-
-    singles = vmap(grad(loss), (None, 0, 0))(dict(model.named_parameters()), images, labels)
-    norm2, trace = moments(flat(singles.values()), unbiased=True)
-
-    draws = [*permutations(range(count), batch_size * passes)]
-    noise = GradientNoise(model.parameters(), batch_size, window=len(draws))
-    for draw in draws:
-        batches = torch.tensor(draw).split(batch_size)
-        measured(noise, model, [(images[batch], labels[batch]) for batch in batches])
-    found = noise.estimate()
-    assert found.trace == pytest.approx(trace, rel=1e-9)
-    assert found.gradient_norm2 == pytest.approx(norm2 - trace / count, rel=1e-9)
-    assert found.noise_scale == pytest.approx(trace / (norm2 - trace / count), rel=1e-9)
-    assert (found.steps, found.left_out) == (len(draws), 0)
 
 
 values = st.floats(-4, 4).filter(lambda v: v == 0 or abs(v) > 1e-3)
