@@ -58,19 +58,6 @@ def test_losses_of_every_precision_track_fp32(name, kind):
     assert losses[-1] < losses[0] / 2
 
 
-def test_fp32_equals_a_loop_without_precision():
-    model, x, labels = net_and_batch()
-    optimizer = lars(model)
-    losses = []
-    for _ in range(20):
-        loss = nn.functional.cross_entropy(model(x), labels)
-        losses.append(loss.item())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert train("fp32")[0] == losses
-
-
 def test_apex_levels_are_aliases_of_precisions_and_an_unknown_name_is_refused():
     for level, name in OPT_LEVELS.items():
         assert (Precision(level).name, Precision(level).form) == (name, PRECISIONS[name])

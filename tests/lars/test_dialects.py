@@ -72,7 +72,9 @@ def test_implementation_matches_the_reference(
     assert_close(run(implementation), run("reference"))
 
 
-@pytest.mark.parametrize(("implementation", "dialect"), [f for f in FORMS if f[0] != "reference"])
+@pytest.mark.parametrize(
+    ("implementation", "dialect"), [f for f in FORMS if f[0] in ("foreach", "triton")]
+)
 def test_large_tensors_in_any_memory_format_match_the_reference(implementation, dialect):
     """Tensors larger than a chunk, channels-last, transposed, with gaps, and an empty one."""
 
@@ -173,8 +175,7 @@ def test_momentum_correction_makes_mlperf_match_dialect_torch():
     "form",
     [
         {"dialect": "torch", "denominator": "norm-of-sum", "maximize": True},
-        {"dialect": "torch", "trust_clip": True, "decay_at_zero_norm": False},
-        {"dialect": "simclr-popular"},
+        {"dialect": "simclr-popular", "trust_clip": True, "decay_at_zero_norm": False},
     ],
     ids=str,
 )

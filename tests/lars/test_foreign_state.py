@@ -125,7 +125,6 @@ def test_state_of_sgd_in_a_wrapper_continues_when_its_dialect_is_added(dialect):
 SGD, TIMM = torch.optim.SGD, timm.optim.Lars
 REFUSED = {
     "adapting": (SGD, {}, {}, "momentum_buffer of parameter 3 is of torch.optim.SGD, without"),
-    "sgd's dampening": (SGD, {"dampening": 0.1}, {"adapt": False}, "has dampening 0.1.*valid: 0"),
     "timm's dampening": (TIMM, {"dampening": 0.1}, {}, "has dampening 0.1, which LARS lacks"),
     "growing momentum": (SGD, {"momentum": 1.5}, {"adapt": False}, r"momentum must be in \[0, 1\)"),
     "adam": (torch.optim.Adam, {}, {}, "parameter 0 has 'step', a Tensor; valid: the tensors mom"),

@@ -93,7 +93,6 @@ class Attention(nn.MultiheadAttention):
 @pytest.mark.parametrize(
     ("layer", "adapting"),
     [
-        (nn.RNN(4, 4), {"weight_ih_l0", "weight_hh_l0"}),
         (nn.GRUCell(4, 4), {"weight_ih", "weight_hh"}),
         (
             nn.LSTM(4, 4, bidirectional=True, proj_size=2),
@@ -226,7 +225,6 @@ class NormedLinear(nn.Linear):
         (nn.Linear(3, 1), "weight", (False, False, False)),
         (NormedLinear(3, 3), "weight", (False, False, False)),
         (nn.Conv2d(1, 1, (3, 1)), "weight", (False, False, False)),
-        (nn.Conv2d(3, 3, 3, groups=3), "weight", (False, False, False)),
         (nn.PReLU(3), "weight", (False, True, True)),
         (timm.layers.LayerScale(3), "gamma", (False, True, True)),
         (*of(Layer(), ()), (False, True, True)),

@@ -99,18 +99,8 @@ def test_only_whole_matrices_of_layers_are_hidden():
 def test_describe_shows_what_is_orthogonalised():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 2))
     groups = split_parameters(model, 5e-4, orthogonal=hidden_weights(model))
-    table = """\
-parameter  shape          decays  adapts  orthogonal
----------  -------------  ------  ------  ----------
-0.weight   8 x 3 x 3 x 3  yes     yes     no
-2.weight   2 x 8          yes     yes     no
-0.bias     8              no      no      no
-1.bias     8              no      no      no
-2.bias     2              no      no      no
-1.weight   8 x 8 x 3 x 3  yes     yes     yes
----------  -------------  ------  ------  ----------
-2 tensors  232 numbers    yes     yes     no
-3 tensors  18 numbers     no      no      no
-1 tensors  576 numbers    yes     yes     yes"""
-    assert describe(groups) == table
-    assert describe(Muon(groups, 0.1).param_groups) == table
+    table = describe(groups)
+    assert table == describe(Muon(groups, 0.1).param_groups)
+    last = {line.split()[0]: line.split()[-1] for line in table.splitlines()[2:8]}
+    assert {name for name, answer in last.items() if answer == "yes"} == {"1.weight"}
+    assert table.splitlines()[-1] == "1 tensors  576 numbers    yes     yes     yes"

@@ -87,9 +87,7 @@ def test_options_out_of_range_are_refused(options, message):
         ("adpat", "'adpat' is not an option of a parameter group; did you mean 'adapt'. valid: lr"),
         ("trust_coeff", "did you mean 'trust_coefficient'. valid: lr, momentum, .*, adapt$"),
         ("is_skipped", "'is_skipped' is not an option of a parameter group; valid: lr, mom"),
-        ("differentiable", "'differentiable' is not an option of a parameter group; valid: lr"),
         ("master_weights", r"valid: LARS\(..., master_weights=...\), for all groups"),
-        ("implementation", r"valid: LARS\(..., implementation=...\), for all groups"),
     ],
 )
 def test_keys_of_a_group_that_would_have_no_effect_are_refused(key, message):

@@ -159,7 +159,7 @@ def parabola(optimizer_of, curvature=2.0):
     return net, optimizer, step
 
 
-@pytest.mark.parametrize("curvature", [0.5, 2.0, 40.0])
+@pytest.mark.parametrize("curvature", [0.5, 40.0])
 def test_it_diverges_above_the_rate_that_theory_gives_and_suggests_a_tenth(curvature):
     limit = 2 / curvature
     net, optimizer, step = parabola(lambda net: torch.optim.SGD(net.parameters(), 1.0), curvature)
@@ -207,7 +207,6 @@ def test_groups_keep_the_ratio_of_their_rates(warm_up):
     ("options", "message"),
     [
         ({"low": 1.0, "high": 1.0}, "^low, high: 1, 1 is no range; valid: 0 < low < high$"),
-        ({"low": 0.0}, "^low, high: 0, 100 is no range"),
         ({"high": math.inf}, "^low, high: 0.01, inf is no range"),
         ({"steps": 19}, "^steps: 19 updates give no curve; valid: at least 20$"),
     ],
