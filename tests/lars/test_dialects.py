@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.lars import DENOMINATORS, DIALECTS, LARS, polynomial
-from tests.lars.problems import FAST, FORMS, assert_close, tensors, train
+from tests.lars.problems import FAST, FORMS, TRITON, assert_close, tensors, train
 
 options = st.fixed_dictionaries(
     {
@@ -73,7 +73,8 @@ def test_implementation_matches_the_reference(
 
 
 @pytest.mark.parametrize(
-    ("implementation", "dialect"), [f for f in FORMS if f[0] in ("foreach", "triton")]
+    ("implementation", "dialect"),
+    [*(("foreach", d) for d in sorted(DIALECTS)), *((t, "mlperf-corrected") for t in TRITON)],
 )
 def test_large_tensors_in_any_memory_format_match_the_reference(implementation, dialect):
     """Tensors larger than a chunk, channels-last, transposed, with gaps, and an empty one."""
