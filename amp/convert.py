@@ -32,38 +32,12 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast ``model`` to ``dtype`` in place, except its norm layers, and return it.
+    """Cast ``model`` to ``dtype`` in place and return it; see :meth:`Precision.convert`.
 
-    Forward hooks then cast floating-point inputs of the model to ``dtype`` and its outputs to FP32,
-    so the training loop needs no casts. Parameters stay the same objects: the optimizer may be made
-    before or after, and tied weights stay tied.
-
-    Every layer that has parameters of its own casts its inputs to their dtype. So a method that is
-    called directly, such as ``forward_features`` of timm's models, takes inputs of any floating
-    dtype too; it returns what the layers compute, mostly ``dtype``. After ``model.float()`` the
-    model computes in FP32, and may be converted again. So may a converted model or its copy, in
-    which this casts new layers.
-
-    Inputs and outputs may be nested in lists, tuples, named tuples, mutable mappings (dict,
-    defaultdict, Hugging Face's ModelOutput) and dataclasses. Where a tensor is cast, its containers
-    are copied.
-
-    Norm layers are those of torch, timm and torchvision, their subclasses, and other modules with
-    "Norm" in the name of their class, by the same rule as in :mod:`largebatch.lars`. Of the latter,
-    matrices (``NormedLinear``) are cast like any layer's; vectors beside them stay in FP32, and the
-    forward pass sees copies of these in ``dtype``. Batch norms accept half-precision inputs with
-    FP32 parameters; hooks on other norms cast their inputs to FP32 and their outputs back.
-
-    Buffers keep their dtype where a cast would lose more than half precision means to: FP64
-    buffers, and those with a finite value that ``dtype`` cannot hold (in FP16, beyond 65504).
-
-    Args:
-        model: the model, not yet wrapped in DDP and not yet compiled.
-        dtype: ``torch.float16`` or ``torch.bfloat16``.
-
-    Raises:
-        ValueError: the model is in the other half precision; or a parameter is in FP64 or has a
-            finite value that ``dtype`` cannot hold. Nothing has been changed then.
+    Batch norms accept half-precision inputs with FP32 parameters; hooks on other norms cast their
+    inputs to FP32 and their outputs back. Matrices of modules called norms (``NormedLinear``) are
+    cast like any layer's; the vectors beside them stay in FP32, and the forward pass sees copies of
+    these in ``dtype``. Parameters stay the same objects.
     """
     parameters = [p for module in model.modules() for p in _to_cast(module)]
     before = getattr(model, "_largebatch_dtype", dtype)
@@ -106,12 +80,9 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm layer.
+    """Whether a module is a norm layer without a matrix of its own, as in ``lars``.
 
-    Norm layers are those of torch, timm and torchvision and their subclasses, and modules with
-    "Norm" in the name of their class without a matrix of their own: no parameter has more than one
-    axis longer than 1. Excepted are torch's linear layers and convolutions, which normalise their
-    own weight, and blocks whose child modules have parameters (``ConvNormAct``).
+    Linear layers, convolutions and blocks of modules are none, whatever their class is called.
     """
     return _is_known_norm(module) or (_is_called_norm(module) and not _to_cast(module))
 

@@ -30,10 +30,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 @torch.no_grad()
 def total_norm(gradients: Sequence[Tensor], norm_type: float) -> Tensor:
-    """Compute the norm of all gradients as one vector: 0-d, FP32, on the first one's device.
-
-    A collective where gradients are sharded (DTensor). The host does not wait for the device.
-    """
+    """Compute the norm of all gradients as one vector, 0-d, FP32; a collective if sharded."""
     groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for gradient in gradients:
         if not is_sharded(gradient) and gradient.numel() == 0:

@@ -268,18 +268,12 @@ def divides_gradients(optimizer: Optimizer) -> bool:
 def _next_scale(scaler: GradScaler, overflow: Tensor, in_a_row: Tensor, least: float) -> Tensor:
     """Return the scale after a step, and count the step in the scaler's growth tracker.
 
-    The scale is halved at an overflow and doubled after 2,000 good steps. But a damaged image
+    As torch's, it is halved at an overflow and doubled after 2,000 good steps. But a damaged image
     overflows at any scale: with torch's rule, one per epoch halves the scale each epoch until
     gradients vanish without a message. So an overflow after a good step that comes although an
-    earlier such overflow has halved the scale doubles it again: halving has not helped. Overflows
-    of single batches so cost a factor of 2, and good steps are counted on across them (torch counts
-    anew, and would never grow). A scale that is too high overflows again in the next step, and then
-    falls as with torch.
-
-    ``in_a_row`` steps were skipped directly before this one. The floor ``least`` is apex.amp's
-    ``min_loss_scale`` and fairseq's ``threshold_loss_scale``. Fairseq's ``tolerance`` and
-    DeepSpeed's ``hysteresis`` rather let some overflows pass; where large gradients overflow now
-    and then, they go on skipping those batches. The host does not wait for the device.
+    earlier such overflow has halved the scale doubles it again, and good steps are counted on
+    across them. A scale that is too high overflows again in the next step, and then falls as with
+    torch. ``in_a_row`` steps were skipped directly before this one.
     """
     # The tracker is the number n of good steps since the scale last grew, or ~n (negative) while
     # an overflow after a good step has it halved.

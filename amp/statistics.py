@@ -48,11 +48,9 @@ class Statistics:
                     self._copies[model] = _copies_of(model)
 
     def end(self, skips_of: Callable[[nn.Module], Tensor | None]) -> None:
-        """Put buffers back where ``skips_of(model)`` is true (0-d, bool), and end the iteration.
-
-        Else they are put back where they are not finite, as after a batch that the caller dropped
-        without :meth:`Precision.abandon`; where it is None, never. The host does not wait.
-        """
+        """Put buffers back where ``skips_of(model)`` is true (0-d, bool), and end the iteration."""
+        # Else where they are not finite, as after a batch that the caller dropped without
+        # ``abandon``; where it is None, never.
         for model, copies in list(self._copies.items()):
             skipped = None if copies is None else skips_of(model)
             self._copies[model] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from .implementations import IMPLEMENTATIONS, implementation_for, triton_error_o
 from .masters import Written, with_current_masters
 from .memory import moved
 from .options import check_parameter, check_rate
-from .plain import plain
-from .state import restore_dtypes
+from .state import plain, restore_dtypes
 
 Overflow = tuple[Tensor | None, Tensor | None]
 
@@ -39,8 +38,6 @@ class LayerwiseOptimizer(Optimizer):
     _ratios: dict[tuple[int, int], Ratios]
     #: Attributes that are pickled with the optimizer.
     _own: tuple[str, ...] = ("_implementation", "_master_weights", "_ratios")
-    #: Options that pickles of older versions lack, with the values that say what these did.
-    _of_older: Mapping[str, Any]
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         self._ratios = {}
@@ -83,18 +80,9 @@ class LayerwiseOptimizer(Optimizer):
         super().__setstate__(state)
         self._written = Written(type(self).__name__)  # forgets steps before a load
         self.defaults.pop("differentiable", None)  # set by the base class; there is no such option
-        for options in (self.defaults, *self.param_groups):
-            for name, value in self._of_older.items():
-                options.setdefault(name, value)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return what ``closure`` returned."""
         loss = None
         if closure is not None:

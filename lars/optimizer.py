@@ -18,7 +18,7 @@ from .batches import Batch, Kind
 from .implementations import implementation_for
 from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
-from .options import ADDED_LATER, check_keys, check_options, named_arguments
+from .options import check_keys, check_options, named_arguments
 from .reference import Hyper
 from .state import CORRECTED, add_previous_lr, remember_lr, tensors_of
 from .state_dicts import converted, loaded_group
@@ -95,8 +95,7 @@ class LARS(LayerwiseOptimizer):
     Of the options of :class:`torch.optim.SGD`, it has no ``dampening`` and no ``differentiable``;
     ``implementation`` takes the place of ``foreach`` and ``fused``.
 
-    A state dict may be of any implementation, with or without master weights. Options that it
-    lacks, because they are newer than it, are set to what they were then. State of
+    A state dict may be of any implementation, with or without master weights. State of
     ``torch.optim.SGD`` and of timm's ``Lars`` is loaded into the dialect ``torch``, with that
     optimizer's options, such that training goes on as it would have there. SGD's momentum buffers
     fit only tensors that do not adapt. State without momentum buffers is loaded into any dialect.
@@ -121,8 +120,6 @@ class LARS(LayerwiseOptimizer):
         groups = split_parameters(model, weight_decay=5e-5)
         optimizer = LARS(groups, lr=10.5, momentum=0.9)
     """
-
-    _of_older = ADDED_LATER
 
     @named_arguments
     def __init__(

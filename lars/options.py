@@ -1,4 +1,4 @@
-"""The options of LARS that a parameter group may set: their names, ranges and later additions."""
+"""The options of LARS that a parameter group may set: their names and ranges."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from .sharding import is_flattened_by_fsdp1
 
 #: A test of a value, which may raise TypeError, and what is valid in words.
 Range = tuple[Callable[[Any], Any], str]
-
-#: Options that the first version lacked, each with the value that says what that version did.
-#: A checkpoint that lacks one of them was written before it existed.
-ADDED_LATER = {"denominator": "sum-of-norms", "decay_at_zero_norm": True, "maximize": False}
 
 # Keys of a group that do not concern the optimizer: what torch and LARS keep there, and what
 # schedulers and recipes of layer-wise learning rates add for themselves.

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from .plain import plain
 from .schedules import Schedule
+from .state import plain
 
 
 class _Scheduler(LRScheduler):

@@ -68,6 +68,15 @@ def tensors_of(
     return local(weights), local(gradients), local(buffers), local(halves)
 
 
+def plain(value: Any) -> Any:
+    """Return NumPy's numbers, also in lists and dicts, as Python's, which torch.load reads."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, Tensor) else value
+
+
 def restore_dtypes(
     states: States,
     groups: Sequence[Mapping[str, Any]],

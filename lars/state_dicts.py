@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .groups import adapts
-from .options import ADDED_LATER, OPTIONS, check_options
+from .options import OPTIONS, check_options
 from .sharding import layout_of
 from .state import CORRECTED
 
@@ -94,7 +94,7 @@ def loaded_group(
     source = ""
     if "dialect" in saved:
         options = dict(saved)
-        if any(name not in saved for name in OPTIONS if name not in ADDED_LATER):
+        if any(name not in saved for name in OPTIONS):
             # State of SGD in a wrapper such as apex LARC, which has the options of LARS itself.
             options = _without_foreign_options(index, {**_options(group), **saved})
     elif "trust_coeff" in saved:
@@ -107,7 +107,7 @@ def loaded_group(
             "torch.optim.SGD or timm's Lars, or with a 'dialect' added to each group if its "
             "momentum buffers are of that dialect"
         )
-    check_options({**ADDED_LATER, **options})
+    check_options(options)
     if source and not buffered:
         options["dialect"] = group["dialect"]  # without buffers, state fits any dialect
     if options["dialect"] != group["dialect"]:
@@ -125,8 +125,8 @@ def loaded_group(
 
 def _from_timm(index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **_without_foreign_options(index, {**ADDED_LATER, **saved}),
-        "dialect": "torch",
+        **_without_foreign_options(index, {"maximize": False, **saved}),
+        **{"dialect": "torch", "denominator": "sum-of-norms", "decay_at_zero_norm": True},
         "trust_coefficient": saved["trust_coeff"],
         "adapt": bool(saved.get("always_adapt") or saved["weight_decay"] != 0),
     }
@@ -138,7 +138,7 @@ def _from_sgd(
     saved: Mapping[str, Any],
     buffered: Sequence[tuple[Any, Tensor]],
 ) -> dict[str, Any]:
-    options = {**_options(group), "maximize": False, **saved, "dialect": "torch"}
+    options = {**_options(group), **saved, "dialect": "torch"}
     for number, parameter in buffered:
         if adapts(group, parameter):
             raise ValueError(

@@ -19,10 +19,10 @@ PACKAGES = (*INDEPENDENT, "recipes")
 # Modules and subpackages from the lowest level to the highest; those in one string share a level.
 ORDER = {
     "lars": (
-        "names plain",
+        "names",
         "capture conventions reference span memory groups sharding schedules",
-        "batches coefficients options scheduler state",
-        "foreach fused masters state_dicts triton",
+        "batches coefficients options state",
+        "foreach fused masters scheduler state_dicts triton",
         "implementations layerwise",
         "muon optimizer",
         "history noise range_test",

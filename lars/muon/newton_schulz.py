@@ -55,17 +55,6 @@ NS_COEFFICIENTS: dict[str, tuple[Polynomial, ...]] = {
         (1.8564423485617974, -1.2132449880935525, 0.3568003487825883),
         (1.8749994008682747, -1.2499988017229169, 0.3749994008546422),
     ),
-    # The same with a safety of 2e-2.
-    "polar_express_safer": (
-        (8.156554524902461, -22.48329292557795, 15.878769915207462),
-        (4.0429299351667245, -2.808917465908704, 0.5000178451051299),
-        (3.8916678022926563, -2.7724841532176825, 0.5060648178503389),
-        (3.285753657755658, -2.3681294933425394, 0.46449024233003117),
-        (2.3005307116270983, -1.6111665557258408, 0.3833374427545273),
-        (1.8631210546382593, -1.2042160621002727, 0.3421879560523383),
-        (1.8382572152247512, -1.1779263289537742, 0.3396513038637379),
-        (1.8749999923301852, -1.2499999836060613, 0.374999991275876),
-    ),
 }
 
 Runs = tuple[tuple[Polynomial, ...], ...]
@@ -127,7 +116,6 @@ def newton_schulz(
     coefficients: Coefficients = "original",
     steps: int = 5,
     dtype: torch.dtype | None = None,
-    eps: float = 0.0,
 ) -> Tensor:
     """Return U p(S / ||S||) V^T, near U V^T, for each of the matrices U S V^T.
 
@@ -141,7 +129,6 @@ def newton_schulz(
         steps: number of steps, at least 1.
         dtype: dtype of the arithmetic; by default bfloat16 on CUDA, and elsewhere float32 or, for
             float64 matrices, float64. FP16 is as fast as bfloat16 and rounds 8 times finer.
-        eps: Frobenius norms below it count as ``eps``.
 
     Returns:
         A tensor of the same shape in the dtype of the arithmetic. Zero matrices give zeros; a
@@ -156,7 +143,7 @@ def newton_schulz(
     dtype = dtype or default_dtype(matrices)
     rows, columns = matrices.shape[-2:]
     plan = _plan(coefficients, steps, rows, columns, dtype, matrices.device.type)
-    x = _normalized(matrices.detach(), dtype, eps)
+    x = _normalized(matrices.detach(), dtype)
     transposed = x.shape[-2] > x.shape[-1]
     if transposed:
         x = x.mT
@@ -198,13 +185,13 @@ def unit_roundoff(dtype: torch.dtype, device: str = "cpu") -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def _normalized(matrices: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+def _normalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """Return each matrix divided by its Frobenius norm, in ``dtype``."""
     if dtype == torch.float64:
         matrices = matrices.double()
     # The square of a float32 or half number neither overflows nor underflows in float64.
     norm = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-    norm = torch.where(norm <= eps, eps or 1.0, norm)
+    norm = torch.where(norm == 0, 1.0, norm)
     wide = torch.float64 if matrices.dtype == torch.float64 else torch.float32
     return (matrices / norm.to(wide)).to(dtype)
 

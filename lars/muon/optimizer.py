@@ -116,7 +116,6 @@ class Muon(LayerwiseOptimizer):
     """
 
     _own = (*LayerwiseOptimizer._own, "_others")
-    _of_older = DEFAULTS
     _sharing: Sharing | None = None  # not pickled, as a process group cannot be
 
     @named_arguments

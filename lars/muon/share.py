@@ -1,10 +1,9 @@
 """Orthogonalisation shared by ranks that have the same gradients, as under DDP.
 
 Each rank orthogonalises some of the tensors and broadcasts their directions to the others. The
-tensors are given out in the order of their cost, the most expensive first, each to the rank that
-would have it done first (Graham 1969). Tensors of a shape are orthogonalised in one batch, whose
-launches cost time of their own on a GPU. The assignment depends on shapes alone, so all ranks make
-the same one.
+tensors are given out in the order of their cost, the most expensive first, each to the rank with
+the least work so far (Graham 1969). The assignment depends on shapes alone, so all ranks make the
+same one.
 
 One broadcast per owner carries no padding, whatever the sizes; on gloo it also takes less time than
 an all-gather of equal parts (benchmarks/results/muon_sharing.md).
@@ -27,10 +26,6 @@ from torch import Tensor
 from .. import capture
 from .step import like, orthogonalized, wide_matrices
 
-#: FLOPs that a GPU could do while it launches the kernels for one batch of matrices, about fifteen.
-#: An estimate: it affects the balance of work, and no result.
-BATCH_FLOPS = 2e10
-
 #: Number, rows and columns of the matrices of a tensor, with rows <= columns.
 Shape = tuple[int, int, int]
 
@@ -45,20 +40,13 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan_of(shapes: tuple[Shape, ...], ranks: int, of_batch: float) -> Plan:
-    """Give each tensor to the rank that has it done first; a new shape costs ``of_batch`` FLOPs."""
-    costs = [flops(shape) for shape in shapes]
-    loads, owners = [0.0] * ranks, [0] * len(shapes)
-    batches: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
+def plan_of(shapes: tuple[Shape, ...], ranks: int) -> Plan:
+    """Give each tensor, the most expensive first, to the rank with the least work."""
+    costs = [k * m * m * (n + 2 * m) for k, m, n in shapes]  # in proportion to FLOPs
+    loads, owners = [0] * ranks, [0] * len(shapes)
     for index in sorted(range(len(shapes)), key=lambda i: (-costs[i], shapes[i])):
-        sides = shapes[index][1:]
-        done = [
-            load + costs[index] + (0.0 if sides in batch else of_batch)
-            for load, batch in zip(loads, batches, strict=True)
-        ]
-        owner = owners[index] = done.index(min(done))
-        loads[owner] = done[owner]
-        batches[owner].add(sides)
+        owner = owners[index] = loads.index(min(loads))
+        loads[owner] += costs[index]
     offsets, bounds = [0] * len(shapes), [0]
     for rank in range(ranks):
         end = bounds[-1]
@@ -67,12 +55,6 @@ def plan_of(shapes: tuple[Shape, ...], ranks: int, of_batch: float) -> Plan:
             end += math.prod(shapes[index])
         bounds.append(end)
     return Plan(tuple(owners), tuple(offsets), tuple(bounds))
-
-
-def flops(shape: Shape) -> float:
-    """Return about how many FLOPs five Newton-Schulz steps take."""
-    k, m, n = shape
-    return 12.0 * k * m * m * (n + 2 * m)
 
 
 class Sharing:
@@ -127,7 +109,7 @@ class Sharing:
     ) -> list[Tensor]:
         """Orthogonalise moves as ``step.directions_of`` does; results are sent in ``dtype``."""
         shapes = tuple(_shape(move.shape, conv_mode) for move in moves)
-        plan = plan_of(shapes, self.ranks, BATCH_FLOPS if moves[0].is_cuda else 0.0)
+        plan = plan_of(shapes, self.ranks)
         buffer = moves[0].new_empty(plan.bounds[-1], dtype=dtype)
         parts = [
             buffer[start : start + k * m * n].view(k, m, n)

@@ -127,21 +127,6 @@ def test_a_second_call_without_a_backward_is_refused_and_changes_nothing(name, k
     assert pair.precision.skipped_steps == 1
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16-master"])
-def test_without_loss_scaling_calls_may_follow_each_other(name):
-    pair = Pair(name, "lars")
-    pair.backward(torch.ones(4, 4))
-    for optimizers, models in ((pair.optimizers, pair.models), (pair.theirs, pair.oracles)):
-        for optimizer, model in zip(optimizers, models, strict=True):
-            if optimizers is pair.theirs:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-                optimizer.step()
-                continue
-            pair.precision.clip_grad_norm_(optimizer, 0.2)
-            pair.precision.step(optimizer)
-    pair.compare()
-
-
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_an_optimizer_without_gradients_does_nothing(name, kind):
     pair = Pair(name, kind)
@@ -178,7 +163,7 @@ def net_of_layers():
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.sampled_from(["bf16-master", "fp16-master", "fp16-pure"]),
     st.lists(st.integers(0, 2), min_size=8, max_size=8),

@@ -25,19 +25,6 @@ def state_of(loop):
     return copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict()["state"]))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_first_iteration_may_overflow_in_any_of_its_micro_batches(name):
-    for factors in ((1e30,), (1e30, 1.0), (1.0, 1e30, 1.0)):
-        loop = Loop(name)
-        before = copy.deepcopy(loop.model.state_dict())
-        for factor in factors:
-            loop.backward(images=factor)
-        assert loop.model.bn1.num_batches_tracked == len(factors)
-        loop.update()
-        assert same(loop.model.state_dict(), before)
-        assert loop.precision.skipped_steps == 1
-
-
 def test_an_overflow_of_gradients_alone_puts_finite_statistics_back_too():
     loop = Loop("fp16").step()
     before = state_of(loop)
@@ -62,9 +49,8 @@ def test_statistics_that_change_between_iterations_are_kept(name):
     assert same(state_of(resumed.step(images=1e30)), before)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_nan_that_stays_ends_with_the_names_of_the_layers(name):
-    loop = Loop(name, max_skipped_steps=3).step()
+def test_a_nan_that_stays_ends_with_the_names_of_the_layers():
+    loop = Loop("fp16-master", max_skipped_steps=3).step()
     before = state_of(loop)
     loop.step(images=float("nan")).step(images=float("nan"))
     with pytest.raises(GradientOverflowError, match="3 steps in a row") as caught:
@@ -143,9 +129,10 @@ def copied(precision, model):
     factor=st.sampled_from([1e30, float("nan")]),
     by_hand=st.booleans(),
     good_before=st.integers(0, 2),
+    good_passes=st.integers(0, 1),
 )
 def test_no_dropped_iteration_leaves_a_trace_in_any_statistic(
-    name, way, evaluates, waits, factor, by_hand, good_before
+    name, way, evaluates, waits, factor, by_hand, good_before, good_passes
 ):
     """Batch norms and others, in any mode, in copies, on a CPU and (``not waits``) on a GPU."""
     torch.manual_seed(0)
@@ -162,6 +149,8 @@ def test_no_dropped_iteration_leaves_a_trace_in_any_statistic(
     with mock.patch("largebatch.amp.skips.is_free_to_read", return_value=waits):
         for values in (x,) * good_before + (x * factor,):
             before = copy.deepcopy(model.state_dict())
+            for _ in range(0 if values is x else good_passes):  # of other micro-batches
+                precision.backward(loss_of(precision, model, x, labels))
             loss = loss_of(precision, model, values, labels)
             if values is not x and by_hand:
                 precision.abandon()
@@ -181,15 +170,6 @@ def test_a_batch_that_is_dropped_without_a_word_leaves_no_nan():
     assert loop.precision.skipped_steps == 0
 
 
-def test_two_precisions_keep_their_models_apart():
-    ours, theirs = Loop("fp16"), Loop("fp16")
-    theirs.backward()
-    ours.step(1e30)
-    assert theirs.model.bn1.num_batches_tracked == 1
-    theirs.update()
-    assert theirs.model.bn1.num_batches_tracked == 1
-
-
 def test_a_network_that_no_optimizer_trains_is_put_back_with_the_others():
     """As the key encoder of MoCo, whose forward pass is without gradients."""
     loop = Loop("fp16").step()
@@ -205,9 +185,8 @@ def test_a_network_that_no_optimizer_trains_is_put_back_with_the_others():
 
 
 @pytest.mark.slow("compiles a model")
-@pytest.mark.parametrize("name", ["fp16", "fp16-master"])
-def test_a_compiled_model_has_its_statistics_put_back(name):
-    loop = Loop(name)
+def test_a_compiled_model_has_its_statistics_put_back():
+    loop = Loop("fp16-master")
     loop.network = torch.compile(loop.model, backend="aot_eager", fullgraph=True)
     before = state_of(loop.step())
     assert same(state_of(loop.step(images=1e30)), before)

@@ -156,17 +156,6 @@ def test_muons_other_groups_keep_their_scale():
         assert third == pytest.approx(second) == pytest.approx(0.3 * first)
 
 
-def test_groups_that_the_optimizer_was_not_asked_to_add_join_at_the_next_step():
-    """As where Lightning restores the groups of a run that unfroze layers."""
-    optimizer = LARS([group()], 2.0)
-    scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=9)
-    other = {**optimizer.param_groups[0], **group(), "lr": rates_of(optimizer)[0] / 10}
-    optimizer.param_groups = [*optimizer.param_groups, other]
-    optimizer.add_param_group(group())
-    for first, second, third in step(optimizer, scheduler, 3):
-        assert (second, third) == pytest.approx((first / 10, first))
-
-
 def test_copies_have_schedules_of_their_own_and_nothing_outlives_its_use():
     optimizer = LARS([group()], 2.0)
     scheduler = as_scheduler(optimizer, SCHEDULE)

@@ -1,4 +1,4 @@
-"""Save and resume in plain torch, Lightning, Accelerate and Hugging Face's Trainer.
+"""Save and resume in plain torch, Lightning and Hugging Face's Trainer, which uses Accelerate.
 
 A run of six updates equals three updates, a checkpoint, everything built anew from other random
 weights, the checkpoint loaded, and three more updates: weights and learning rates, bit for bit.
@@ -181,33 +181,6 @@ def test_layers_that_lightning_unfreezes_keep_a_tenth_of_the_rate(tmp_path, stop
     assert before + after == rates
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-
-
-@pytest.mark.slow("imports Accelerate")
-def test_accelerate(tmp_path):
-    accelerate = pytest.importorskip("accelerate")
-
-    def run(folder, *, stops, resumes):
-        rates = []
-        model = Net()
-        optimizer, scheduler = prepared(model, rates)
-        accelerator = accelerate.Accelerator(cpu=True)
-        model, optimizer, batches, scheduler = accelerator.prepare(
-            model, optimizer, loader(), scheduler
-        )
-        if resumes:
-            accelerator.load_state(folder)
-        for _ in range(2 - stops - resumes):
-            for images, labels in batches:
-                accelerator.backward(model(images, labels)["loss"])
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-        if stops:
-            accelerator.save_state(folder)
-        return weights(accelerator.unwrap_model(model)), rates
-
-    check(run, tmp_path)
 
 
 @pytest.mark.slow("imports Hugging Face's transformers")

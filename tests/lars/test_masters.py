@@ -23,17 +23,9 @@ from tests.lars.muon.training import (
     set_gradients,
     tensors,
 )
-from tests.lars.problems import FORMS, IMPLEMENTATIONS
+from tests.lars.problems import FORMS
 from tests.replay import Recording
 
-# Triton's interpreter does not round to bfloat16 as a GPU does; tests/benchmarks/gpu/test_gpu.py
-# covers that case on a GPU.
-HALVES = [
-    (implementation, dtype)
-    for implementation in IMPLEMENTATIONS
-    for dtype in (torch.float16, torch.bfloat16)
-    if (implementation, dtype) != ("triton", torch.bfloat16)
-]
 OPTIONS = [
     {"denominator": "norm-of-sum", "maximize": True},
     {"nesterov": True},
@@ -42,6 +34,7 @@ OPTIONS = [
 OF_LARS = [
     (implementation, {"dialect": dialect, **options})
     for (implementation, dialect), options in zip(FORMS, cycle(OPTIONS))
+    if implementation != "triton" or dialect in ("larc", "mlperf-corrected")  # it is slow
 ]
 OF_MUON = [
     *({"adjust_lr_fn": name} for name in ADJUST_LR_FNS),
@@ -158,58 +151,27 @@ def test_no_step_waits_for_the_device(implementation, form, tensor_lr, monkeypat
             optimizer.step()
 
 
-@pytest.mark.parametrize(("implementation", "dtype"), HALVES)
-def test_masters_keep_updates_that_half_precision_loses(implementation, dtype):
+@pytest.mark.parametrize("implementation", ["reference", "foreach", "fused"])
+def test_masters_keep_updates_that_half_precision_loses(implementation):
     """Updates below half a unit in the last place add up in masters and are lost without them."""
 
     def train(master_weights):
-        parameter = nn.Parameter(torch.ones(16, dtype=dtype))
-        optimizer = LARS(
-            [{"params": [parameter], "adapt": False}],
-            2e-4,
-            momentum=0.0,
-            master_weights=master_weights,
-            implementation=implementation,
-        )
+        parameter = nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+        options = {"momentum": 0.0, "master_weights": master_weights, "adapt": False}
+        optimizer = LARS([parameter], 2e-4, implementation=implementation, **options)
         for _ in range(50):
             parameter.grad = torch.ones_like(parameter)
             optimizer.step()
         return parameter.detach().float()
 
     assert torch.equal(train(master_weights=False), torch.ones(16))
-    torch.testing.assert_close(
-        train(master_weights=True), torch.full((16,), 0.99), rtol=0, atol=4e-3
-    )
+    assert_close(train(master_weights=True), torch.full((16,), 0.99), rtol=0, atol=4e-3)
 
 
 def test_no_host_reads_catches_host_reads():
     for read in (Tensor.item, bool, float, int):
         with NoHostReads(), pytest.raises(AssertionError, match="_local_scalar_dense"):
             read(torch.ones(()))
-
-
-def test_state_dict_loads_into_a_model_of_another_dtype():
-    """FP32 momentum moves to a half-precision model with masters and back without rounding."""
-
-    def make(dtype):
-        parameter = nn.Parameter(tensors(0, [(3, 5)], dtype)[0])
-        return parameter, LARS([parameter], 0.1, master_weights=True)
-
-    whole, optimizer = make(torch.float32)
-    whole.grad = tensors(1, [(3, 5)])[0]
-    optimizer.step()
-    buffer = optimizer.state[whole]["momentum_buffer"].clone()
-    assert set(optimizer.state[whole]) == {"momentum_buffer"}
-    half, of_half = make(torch.float16)
-    of_half.load_state_dict(optimizer.state_dict())
-    half.data.copy_(whole)
-    assert torch.equal(of_half.state[half]["momentum_buffer"], buffer)
-    again, of_whole = make(torch.float32)
-    of_whole.load_state_dict(of_half.state_dict())
-    assert torch.equal(of_whole.state[again]["momentum_buffer"], buffer)
-    half.grad = torch.zeros_like(half)
-    of_half.step()
-    assert of_half.state[half]["master"].dtype == torch.float32
 
 
 class NoCopies(TorchDispatchMode):

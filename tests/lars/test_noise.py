@@ -1,7 +1,7 @@
-"""GradientNoise: exact against gradients of single examples, unbiased, and over which steps."""
+"""GradientNoise: unbiased, exact against gradients of single examples, and in training loops."""
 
 import math
-from itertools import permutations, product
+from itertools import product
 
 import pytest
 import torch
@@ -9,9 +9,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.lars import GradientNoise
+from tests.host_reads import NoHostReads
+from tests.ranks import run_ranks
 
 
 def network(norm=None):
@@ -39,10 +43,6 @@ def moments(gradients, unbiased):
     return gradients.mean(0).square().sum().item(), gradients.var(0, unbiased).sum().item()
 
 
-def flat(gradients):
-    return torch.cat([g.flatten(1) for g in gradients], 1)
-
-
 class Weights(nn.Module):
     """Parameters whose gradient by ``model(x).mean()`` is the mean of x, shape ``[n, 3]``."""
 
@@ -57,30 +57,6 @@ class Weights(nn.Module):
 
 def pass_of(model, x, factor=1.0):
     (factor * model(x).mean()).backward()
-
-
-@pytest.mark.parametrize(("batch_size", "passes"), [(1, 2), (2, 2), (1, 4)])
-def test_all_draws_without_replacement_give_the_moments_of_single_gradients(batch_size, passes):
-    """Exactly, as for a sample of a distribution: the variance by n - 1, |G|² less its noise."""
-    count, model = 5, network()
-    images, labels = examples(count)
-
-    def loss(parameters, image, label):
-        return F.cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
-
-    singles = vmap(grad(loss), (None, 0, 0))(dict(model.named_parameters()), images, labels)
-    norm2, trace = moments(flat(singles.values()), unbiased=True)
-
-    draws = [*permutations(range(count), batch_size * passes)]
-    noise = GradientNoise(model.parameters(), batch_size, window=len(draws))
-    for draw in draws:
-        batches = torch.tensor(draw).split(batch_size)
-        measured(noise, model, [(images[batch], labels[batch]) for batch in batches])
-    found = noise.estimate()
-    assert found.trace == pytest.approx(trace, rel=1e-9)
-    assert found.gradient_norm2 == pytest.approx(norm2 - trace / count, rel=1e-9)
-    assert found.noise_scale == pytest.approx(trace / (norm2 - trace / count), rel=1e-9)
-    assert (found.steps, found.left_out) == (len(draws), 0)
 
 
 values = st.floats(-4, 4).filter(lambda v: v == 0 or abs(v) > 1e-3)
@@ -147,3 +123,174 @@ def test_a_gradient_that_drowns_in_noise_has_no_noise_scale():
     assert found.gradient_norm2 == pytest.approx(-3)
     assert math.isnan(found.noise_scale)
     assert math.isnan(found.standard_error)
+
+
+# In a training loop
+
+
+def two_steps(model, batches, passes):
+    noise = GradientNoise(model.parameters(), 2)
+    for step in (0, 1):
+        for place in range(passes):
+            last = place == passes - 1
+            if isinstance(model, DistributedDataParallel):
+                model.require_backward_grad_sync = last  # as no_sync does
+            images, labels = batches(step, place)
+            (F.cross_entropy(model(images), labels) / passes).backward()
+        with NoHostReads():
+            noise.step()
+        model.zero_grad()
+    return noise.estimate()
+
+
+def batch_of(number):
+    images, labels = examples(8 * 2, seed=3)
+    return images[2 * number :][:2], labels[2 * number :][:2]
+
+
+def on_a_rank(all_passes):
+    rank = torch.distributed.get_rank()
+    found = []
+    for passes in all_passes:
+        model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
+        found.append(
+            two_steps(
+                model, lambda step, place, n=passes: batch_of(2 * (n * step + place) + rank), passes
+            )
+        )
+    return found
+
+
+def overflow_on_one_rank():
+    rank = torch.distributed.get_rank()
+    model = DistributedDataParallel(Weights())
+    noise = GradientNoise(model.parameters(), 1)
+    for step in range(3):
+        x = torch.tensor([[1.0 + rank, 2.0, step]], dtype=torch.float64)
+        pass_of(model, x * math.inf if step == rank == 1 else x)
+        noise.step()
+        model.zero_grad()
+    return noise.estimate()
+
+
+def on_sharded_parameters():
+    model = network()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match=r"params are sharded over ranks.*; valid: Distributed"):
+        GradientNoise(model.parameters(), 1)
+
+
+def on_ranks(all_passes):
+    on_sharded_parameters()
+    return on_a_rank(all_passes), overflow_on_one_rank()
+
+
+@pytest.mark.slow("starts ranks")
+def test_ranks_under_ddp_agree_with_one_process_that_accumulates():
+    """An overflow on one rank leaves the step out on all, and sharded parameters are refused."""
+    all_passes = (1, 2)
+    (ours, first), (theirs, second) = run_ranks(2, on_ranks, all_passes)
+    assert first == second
+    assert (first.steps, first.left_out) == (2, 1)
+    assert first.trace == pytest.approx(0.5)  # the variance of 1 and 2
+    assert first.gradient_norm2 == pytest.approx((6 + 6 + 2**2) / 2)  # of steps 0 and 2
+    for passes, *ranks in zip(all_passes, ours, theirs, strict=True):
+        alone = two_steps(
+            network(), lambda step, place, n=passes: batch_of(2 * n * step + place), 2 * passes
+        )
+        assert ranks[0] == ranks[1]
+        for name, value in vars(alone).items():
+            assert getattr(ranks[0], name) == pytest.approx(value, rel=1e-9), name
+
+
+def test_half_precision_with_a_changing_scale_agrees_with_fp64():
+    """An overflow halves the scale and is left out; no step waits for the device."""
+    generator = torch.Generator().manual_seed(0)
+    xs = torch.randn(6, 2, 4, 3, generator=generator) + 1
+    xs[2, 1, 0, 0] = 1e5  # beyond FP16 at any scale
+    exact, half = Weights(), Weights(torch.float16)
+    expected = GradientNoise(exact.parameters(), 4)
+    noise = GradientNoise(half.parameters(), 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9, growth_interval=2)
+    scales = []
+    for step, batches in enumerate(xs):
+        for x in batches:
+            scale = scaler.scale(torch.ones(()))
+            pass_of(half, x.half(), (scale / 2).half())
+            if step != 2:
+                pass_of(exact, x.double(), 1 / 2)
+        scales.append(scale.item())
+        with NoHostReads():
+            noise.step(scale)
+        if step != 2:
+            expected.step()
+        half.zero_grad()
+        exact.zero_grad()
+        scaler._scale.mul_(0.5 if step == 2 else 1.5)
+    found, wanted = noise.estimate(), expected.estimate()
+    assert (found.steps, found.left_out) == (5, 1)
+    assert len({*scales}) == 6
+    for name in ("noise_scale", "standard_error", "gradient_norm2", "trace"):
+        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=0.02), name
+
+
+def test_hooks_see_unused_shared_and_frozen_parameters_as_autograd_does():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Linear(3, 3)
+            self.unused = nn.Linear(2, 2)
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+            self.sometimes = nn.Parameter(torch.ones(3))
+
+        def forward(self, x, more):
+            x = self.shared(self.frozen(self.shared(x)))
+            return (x * self.sometimes if more else x).square()
+
+    torch.manual_seed(0)
+    model = Odd().double()
+    model.frozen.weight.grad = torch.ones_like(model.frozen.weight)  # from before it was frozen
+    x = torch.randn(2, 1, 3, dtype=torch.float64)
+    noise = GradientNoise([*model.parameters(), *model.shared.parameters()], 1)
+    gradients = []
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for one, more in zip(x, (False, True), strict=True):
+        loss = model(one, more).mean()
+        parts = torch.autograd.grad(loss, trained, allow_unused=True)
+        zeros = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(trained, parts, strict=True)
+        ]
+        gradients.append(torch.cat([g.flatten() for g in zeros])[None])
+    noise.watch()  # torch.autograd.grad called the hooks too
+    for one, more in zip(x, (False, True), strict=True):
+        (model(one, more).mean() / 2).backward()
+    noise.step()
+    norm2, trace = moments(torch.cat(gradients), unbiased=True)
+    found = noise.estimate()
+    assert found.trace == pytest.approx(trace, rel=1e-9)
+    assert found.gradient_norm2 == pytest.approx(norm2 - trace / 2, rel=1e-9)
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line():
+    model = Weights()
+    for arguments, message in (
+        (([], 1), "params is empty; pass parameters"),
+        ((model.parameters(), 0), "batch_size must be at least 1, not 0"),
+        ((model.parameters(), 1, 1), "window must be at least 2, not 1"),
+    ):
+        params, batch_size, *window = arguments
+        with pytest.raises(ValueError, match=message):
+            GradientNoise(params, batch_size, **({"window": window[0]} if window else {}))
+    noise = GradientNoise(model.parameters(), 1)
+    with pytest.raises(RuntimeError, match=r"no backward pass .*; valid: call step after backward"):
+        noise.step()
+    x = torch.ones(1, 3, dtype=torch.float64)
+    pass_of(model, x)
+    with pytest.raises(RuntimeError, match=r"one backward pass on one rank .*; valid: two or more"):
+        noise.step()
+    model.zero_grad()
+    embedding = nn.Embedding(3, 2, sparse=True)
+    noise = GradientNoise(embedding.parameters(), 1)
+    with pytest.raises(ValueError, match="takes no sparse gradients; valid: sparse=False"):
+        embedding(torch.tensor([1])).sum().backward()
+    assert noise.estimate().steps == 0

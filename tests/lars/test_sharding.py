@@ -2,7 +2,7 @@
 
 import copy
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 import torch
@@ -78,8 +78,9 @@ def muon(model, rule, **options):
 CASES = [
     *(
         partial(lars, dialect=dialect, denominator=denominator, nesterov=nesterov)
-        for dialect in DIALECTS
-        for denominator, nesterov in zip(DENOMINATORS, (False, True), strict=True)
+        for dialect, denominator, nesterov in zip(
+            DIALECTS, cycle(DENOMINATORS), cycle((False, True, True))
+        )
     ),
     partial(muon, rule="sgd", adjust_lr_fn="trust_ratio", trust_coefficient=0.1),
     partial(muon, rule="lars", norm_projection=True),

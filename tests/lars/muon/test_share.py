@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from largebatch.lars import Muon
-from largebatch.lars.muon.share import flops, plan_of
+from largebatch.lars.muon.share import plan_of
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 
@@ -31,34 +31,23 @@ shapes_of_matrices = st.lists(
 ).map(tuple)
 
 
-@given(shapes_of_matrices, st.integers(1, 9), st.sampled_from([0.0, 1e5, 1e9]))
+@given(shapes_of_matrices, st.integers(1, 9))
 @settings(max_examples=80, deadline=None)
-def test_work_is_balanced_and_the_buffer_holds_each_tensor_in_the_part_of_its_owner(
-    shapes, ranks, of_batch
-):
+def test_work_is_balanced_and_the_buffer_holds_each_tensor_in_the_part_of_its_owner(shapes, ranks):
     """The busiest rank has at most one tensor more than the mean (Graham)."""
-    plan = plan_of(shapes, ranks, of_batch)
-    loads, batches, places = [0.0] * ranks, [set() for _ in range(ranks)], []
-    for owner, start, shape in zip(plan.owners, plan.offsets, shapes, strict=True):
-        loads[owner] += flops(shape)
-        batches[owner].add(shape[1:])
+    plan, loads, places = plan_of(shapes, ranks), [0] * ranks, []
+    costs = [k * m * m * (n + 2 * m) for k, m, n in shapes]
+    for owner, start, shape, cost in zip(plan.owners, plan.offsets, shapes, costs, strict=True):
+        loads[owner] += cost
         end = start + math.prod(shape)
         assert plan.bounds[owner] <= start
         assert end <= plan.bounds[owner + 1]
         places.append((start, end))
-    busiest = max(load + of_batch * len(b) for load, b in zip(loads, batches, strict=True))
-    mean = (sum(loads) + of_batch * len(shapes)) / ranks
-    assert busiest <= (mean + max(map(flops, shapes), default=0.0) + of_batch) * (1 + 1e-9)
+    assert ranks * max(loads) <= sum(loads) + ranks * max(costs, default=0)
     places.sort()
     assert [start for start, _ in places] == [0, *(end for _, end in places)][: len(places)]
     assert plan.bounds[-1] == sum(map(math.prod, shapes))
     assert len(plan.bounds) == ranks + 1
-
-
-def test_matrices_of_a_shape_stay_together_where_batches_cost_more_than_they():
-    shapes = ((1, 4, 6), *[(1, 4, 4)] * 3)
-    assert plan_of(shapes, 2, 1e9).owners == (0, 1, 1, 1)
-    assert plan_of(shapes, 2, 0.0).owners == (0, 1, 1, 0)
 
 
 def parameters(dtype=torch.float32, *, channels_last=False):
@@ -187,7 +176,6 @@ def copied():
         of = other.param_groups[0]["params"]
         set_gradients(of, 1)
         other.step()
-    Muon([{"params": []}], 0.1, process_group=dist.group.WORLD).step()  # with nothing to share
     only_first = dist.new_group([0])
     if dist.get_rank() == 1:
         with pytest.raises(ValueError, match="process_group has no rank 1; valid: a group with"):

@@ -10,7 +10,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from largebatch.lars import Muon
-from largebatch.lars.muon.options import DEFAULTS
 from tests.lars.muon.training import (
     SHAPES,
     assert_equal,
@@ -57,20 +56,6 @@ def test_a_copied_optimizer_continues_bit_for_bit(copied):
     assert other.param_groups[-1]["rule"] == "adamw"
 
 
-def test_options_that_a_state_dict_or_a_pickle_lacks_are_the_defaults():
-    optimizer = make(conv_mode="batched")
-    run(optimizer, range(2))
-    saved = optimizer.state_dict()
-    del saved["param_groups"][0]["conv_mode"]
-    other = follow(optimizer, make(conv_mode="batched"))
-    other.load_state_dict(saved)
-    assert other.param_groups[0]["conv_mode"] == DEFAULTS["conv_mode"]
-    del optimizer.param_groups[0]["conv_mode"], optimizer.defaults["conv_mode"]
-    other = pickle.loads(pickle.dumps(optimizer))
-    assert other.param_groups[0]["conv_mode"] == DEFAULTS["conv_mode"]
-    run(other, range(2, 3))
-
-
 def test_state_of_another_rule_or_optimizer_is_refused_before_anything_changes():
     optimizer = make(rules=["sgd"])
     run(optimizer, range(2))
@@ -115,7 +100,6 @@ def test_without_state_groups_keep_their_rule():
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"adjust_lr_fn": "match_rms_adamw", "nesterov": False, "momentum": 0.8},
         {"ns_coefficients": (2.0, -1.5, 0.5), "ns_steps": 4, "weight_decay": 0.01},
     ],
