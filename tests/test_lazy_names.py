@@ -70,11 +70,7 @@ print(*sys.modules)
     "arguments",
     [
         ("recipes",),
-        ("recipes", "show", "digits"),
         ("recipes", "keys"),
-        ("train", "--help"),
-        ("train", "resnet"),
-        ("train", "digits", "optimizer.learning_rate=3"),
         ("train", "digits", "optimizer.lr=-1"),
         ("plan", "digits", "optimzer.lr=3"),
     ],

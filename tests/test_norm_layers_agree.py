@@ -8,7 +8,6 @@ most one axis longer than one.
 
 import inspect
 import sys
-from itertools import product
 
 import pytest
 import timm.layers
@@ -19,11 +18,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from timm.models.nfnet import NormFreeBlock
 from torch import nn
-from torch.nn import functional
 
 from largebatch.amp import Precision
 from largebatch.amp.convert import is_norm
-from largebatch.lars import LARS, is_bias_or_norm, is_vector, split_parameters
+from largebatch.lars import is_bias_or_norm, split_parameters
 
 # Classes with "Norm" in their names that are not norm layers: blocks, heads and whole models.
 BLOCKS = {
@@ -193,59 +191,6 @@ def test_own_parameters_of_any_shape_follow_the_rule_in_both(name, base, paramet
     assert plain & parameters.keys() == in_fp32 & parameters.keys() == wanted
 
 
-def normed(name, with_bias, with_scale):
-    """Return a head of cosines under a name, as LDAM-DRW and others have it."""
-
-    def forward(self, x):
-        y = functional.linear(functional.normalize(x), functional.normalize(self.head), self.shift)
-        return y * self.scale if with_scale else 10 * y
-
-    head = type(name, (nn.Module,), {"forward": forward})()
-    head.head = nn.Parameter(torch.randn(5, 8))
-    head.register_parameter("shift", nn.Parameter(torch.zeros(5)) if with_bias else None)
-    if with_scale:
-        head.scale = nn.Parameter(torch.tensor(10.0))
-    return head
-
-
-@pytest.mark.parametrize(
-    ("with_bias", "with_scale", "precision"),
-    [
-        (True, False, "fp32"),
-        *product([False], [False, True], ["bf16-master", "fp16-master"]),
-        (True, True, "bf16-master"),
-    ],
-)
-def test_a_head_trains_alike_whatever_its_class_is_called(with_bias, with_scale, precision):
-    """To the last bit where it is a matrix only; else vectors in it may stay in FP32."""
-
-    def trained(name):
-        torch.manual_seed(0)
-        form = Precision(precision, loss_scale="none")
-        head = normed(name, with_bias, with_scale)
-        model = form.convert(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), head))
-        x, y = torch.randn(32, 6), torch.randint(0, 5, (32,))
-        groups = split_parameters(model, 5e-5, no_decay=is_vector, no_adapt=is_vector)
-        optimizer = LARS(groups, 5.0, master_weights=form.form.masters)
-        for _ in range(4):
-            optimizer.zero_grad()
-            with form.forward():
-                loss = functional.cross_entropy(model(x), y)
-            form.backward(loss)
-            form.step(optimizer)
-        with pytest.raises((TypeError, AttributeError)):
-            head(None)
-        assert not {"head", "shift", "scale"} & vars(head).keys()
-        return head.head.detach()
-
-    ours, other = trained("NormedLinear"), trained("CosineHead")
-    assert ours.dtype == other.dtype
-    torch.testing.assert_close(ours, other, **{} if with_bias or with_scale else NO_TOLERANCE)
-
-
-NO_TOLERANCE = {"rtol": 0, "atol": 0}
-
-
 @pytest.mark.parametrize(
     "module",
     [WeightNormLinear(4, 4), PreNorm(), Statistics(), nn.Conv2d(4, 4, 1), *SMALL_BLOCKS],
@@ -263,7 +208,7 @@ def norm_free_block():
 def mixed_model():
     layers = [built(layer) for layer in LAYERS if "Lazy" not in layer.__name__]
     layers += [TheirLayerNorm(4), ScaleNorm(), WeightNormLinear(4, 4), PreNorm(), norm_free_block()]
-    layers += [Gain(), normed("NormedLinear", with_bias=True, with_scale=True)]
+    layers += [Gain()]
     return nn.Sequential(*layers, nn.Linear(8, 8))
 
 

@@ -46,11 +46,7 @@ class ImageInfo:
 
 
 def examine(content: Encoded) -> ImageInfo:
-    """Decode an image and return its facts.
-
-    Raises:
-        ValueError: The image cannot be decoded; the message says why.
-    """
+    """Decode an image and return its facts, or raise ValueError with the reason."""
 
     def facts(image: ImageFile.ImageFile) -> ImageInfo:
         width, height = image.size

@@ -16,11 +16,7 @@ _SHARDS = (".tar", ".tfrecord", ".rec")
 
 
 def open_splits(path: Path, on_fault: OnFault) -> dict[str, ImageFolder | Shards]:
-    """Open the splits of the data set at ``path``, or ``path`` itself as the only split.
-
-    Raises:
-        DataError: There is no data set.
-    """
+    """Open the splits of the data set at ``path``, or ``path`` itself as the only split."""
     if not path.is_dir():
         raise DataError(f"no folder {path}; valid: a data set, or its folder train or val")
     names = [name for name in ("train", "val") if os.path.lexists(path / name)]

@@ -20,11 +20,7 @@ END_OF_IMAGE = b"\xff\xd9"
 
 
 def image_size(content: Encoded) -> tuple[int, int]:
-    """Return width and height in pixels, as stored: the EXIF orientation is not applied.
-
-    Raises:
-        ValueError: The content is not a readable image; the message says why.
-    """
+    """Return width and height in pixels as stored, not as EXIF turns it, or raise ValueError."""
     data = content.data
     for marker, at, _ in segments(content) if is_jpeg(content) else ():
         if marker in _START_OF_FRAME:

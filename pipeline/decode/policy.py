@@ -142,11 +142,7 @@ class ThreeAugment:
 
 
 def policy_of(name: str) -> RandAugment | TrivialAugmentWide | ThreeAugment:
-    """Return what an ``auto_augment`` stands for.
-
-    Raises:
-        ValueError: It is not valid; the message says what is.
-    """
+    """Return what an ``auto_augment`` stands for."""
     if name == TRIVIAL:
         return TrivialAugmentWide()
     if name == THREE:
@@ -177,13 +173,7 @@ def check_auto_augment(name: str) -> str:
 
 
 class AutoAugment:
-    """Augments images; may be called by several threads at once.
-
-    Args:
-        name: One of those that :func:`policy_of` takes.
-        mean: Mean of each channel, in 0..1.
-        interpolation: How geometric operations interpolate, ``"bilinear"`` or ``"bicubic"``.
-    """
+    """Augments images; may be called by several threads at once."""
 
     def __init__(self, name: str, mean: tuple[float, ...], interpolation: str) -> None:
         from PIL import Image

@@ -75,11 +75,7 @@ class Reader:
     def request(
         self, wanted: NDArray[np.int64], uniforms: NDArray[np.float64] | None, image_size: int
     ) -> Request:
-        """Read the images of the indices ``wanted``, compute their crops and return the request.
-
-        Raises:
-            DataError: An image cannot be used and ``on_error`` is ``"stop"``.
-        """
+        """Read the images of the indices ``wanted``, compute their crops and return the request."""
         with self._lock:
             indices, contents, sizes = self._read(wanted)
         return Request(

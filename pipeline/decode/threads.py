@@ -28,16 +28,7 @@ from .reader import Reader
 
 
 class ThreadedBackend(ABC):
-    """Decodes requests to batches, of which all threads share the images.
-
-    Args:
-        reader: Makes requests again if an image cannot be decoded.
-        transform: The transform of images.
-        layout: Data type and memory format of images.
-        device: Device of the batches.
-        threads: Number of decoding threads; the libraries release the GIL while they decode.
-        prefetch: Number of batches prefetched.
-    """
+    """Decodes requests to batches, of which all threads share the images."""
 
     def __init__(
         self,

@@ -59,9 +59,6 @@ def members(path: Path, hidden: list[str], within: Member | None = None) -> Iter
 
     Files that are hidden or the system's, such as ``._a.JPEG``, which macOS adds, are passed over,
     and their names added to ``hidden``.
-
-    Raises:
-        DataError: The archive is broken or truncated, or holds a name that leads out of it.
     """
     storage = LocalStorage(path.parent)
     if within is None:

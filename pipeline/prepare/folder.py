@@ -78,11 +78,7 @@ def prepare_folder(
 
 
 def _divided(images: Images, share: float, seed: int) -> list[Images]:
-    """Draw a share of each class for ``val``; the others are ``train``.
-
-    Raises:
-        DataError: A class has a single image.
-    """
+    """Draw a share of each class for ``val``; the others are ``train``."""
     drawn = np.zeros(len(images), bool)
     for label, name in enumerate(images.classes):
         numbers = np.flatnonzero(images.labels == label)

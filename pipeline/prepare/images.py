@@ -25,11 +25,7 @@ _SIGNATURES = (
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The images of one split, in order; names get escapes for what cannot be printed.
-
-    Raises:
-        DataError: A name occurs twice, is not that of an image, or leads out of the data set.
-    """
+    """The images of one split, in order; names get escapes for what cannot be printed."""
 
     split: str  # "train" or "val"
     classes: tuple[str, ...]  # by class number

@@ -48,11 +48,7 @@ def is_image_name(name: str) -> bool:
 
 
 def check_inside(name: str, where: str) -> None:
-    """Check that a name in an archive or index is a path below its folder, on any system.
-
-    Raises:
-        DataError: It is not; the message says that ``where`` holds it.
-    """
+    """Check that a name in an archive or index is a path below its folder, on any system."""
     for path in (PurePosixPath(name), PureWindowsPath(name)):
         if not path.parts or path.anchor or ".." in path.parts or "\0" in name:
             raise DataError(

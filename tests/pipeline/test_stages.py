@@ -66,11 +66,6 @@ def test_ranks_share_the_batches_of_every_stage(photos):
     assert ranks[0].micro_batch_size == 6  # twice the batch, twice the micro-batch
 
 
-def test_synthetic_images_follow_the_stages():
-    shapes = [tuple(b.images.shape) for b in loader(Synthetic(53, 5))]
-    assert shapes == [(12, 3, 16, 16)] * 4 + [(12, 3, 24, 24)] * 5 + [(24, 3, 32, 32)] * 2
-
-
 @given(
     images=st.integers(1, 2000),
     batches=st.lists(st.integers(1, 300), min_size=1, max_size=5),

@@ -41,11 +41,7 @@ def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[E
 
 
 def image_of_parts(record: bytes) -> bytes:
-    """Return the encoded image of a record in several parts, given with framing and padding.
-
-    Raises:
-        ValueError: The record is damaged.
-    """
+    """Return the image of a record in several parts with framing; ValueError if it is damaged."""
     parts = _parts(lambda at, length: record[at : at + length], len(record), 0)
     payload = _MAGIC.join(record[begin:end] for begin, end in parts)
     if len(payload) < _HEADER.size:

@@ -32,12 +32,6 @@ def stale_shards(
 
     Compared are the shards whose time of change is not the one in the index, at 3 images in each,
     and at least 64 in all; of shards on a server about 64 images in all.
-
-    Args:
-        index: The index.
-        storage: The folder of the shards.
-        shards: The numbers of those that are to be compared; they have the sizes in the index.
-        all_images: Whether to compare all images of all these shards.
     """
     if isinstance(storage, LocalStorage):
         if index.shard_times is not None and not all_images:

@@ -121,11 +121,7 @@ def _label(file: ShardFile, where: str, by_type: dict[str, Member]) -> int:
 
 
 def members(file: ShardFile, start: int = 0) -> Iterator[Member]:
-    """Yield the files of an uncompressed tar from its headers, those after byte ``start``.
-
-    Raises:
-        DataError: The tar is broken or truncated, or holds a name that leads out of it.
-    """
+    """Yield the files of an uncompressed tar from its headers, those after byte ``start``."""
     stream: Any = file
     stream.seek(start + -start % _BLOCK)
     try:

@@ -24,11 +24,7 @@ _LOCATOR_OF_ZIP64, _LOCATOR_BYTES = b"PK\x06\x07", 20
 
 
 def load_arrays(content: bytes) -> dict[str, NDArray[Any]]:
-    """Read a .npz file of plain arrays with at most one axis and :data:`MOST_BYTES` in all.
-
-    Raises:
-        Exception: It is something else or damaged; zipfile has many exceptions for that.
-    """
+    """Read a .npz file of plain arrays with at most one axis and :data:`MOST_BYTES` in all."""
     _check_directory(content)
     found = {}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

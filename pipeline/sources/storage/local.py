@@ -73,11 +73,7 @@ class OpenFiles:
 
     @contextmanager
     def descriptor(self, owner: object, path: str) -> Iterator[int]:
-        """Lend a descriptor of a file; an error in the block closes it.
-
-        Raises:
-            OSError: The file cannot be opened, or is not a regular file.
-        """
+        """Lend a descriptor of a file; an error in the block closes it."""
         key = owner, path
         with self._lock:
             descriptor = self._take(key) if key in self._idle else None
@@ -144,11 +140,7 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def read_exactly(descriptor: int, offset: int, length: int) -> Encoded:
-    """Return the bytes of a range of an open file.
-
-    Raises:
-        OSError: It cannot be read, or the file ends before.
-    """
+    """Return the bytes of a range of an open file."""
     content = np.empty(length, dtype=np.uint8)
     done = 0
     while done < length:

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from benchmarks import tables
 from benchmarks.pipeline import (
-    augmentation,
     damaged_images,
     input_contenders,
 )
@@ -58,14 +57,6 @@ def test_the_speed_with_verification(sample, tmp_path, run_script):
     rows = json.loads((tmp_path / "damaged_images.json").read_text())["speed"]
     assert len(rows) == 4
     assert all(ratio > 0 for row in rows for ratio in row["rate_ratios"])
-
-
-def test_augmentation_is_timed_against_timms(tmp_path, run_script, cells_of):
-    written = run_script(augmentation, "--images", 4, "--repeats", 1, "--out", tmp_path)
-    rows = cells_of(written["augmentation"])
-    assert [row[0].strip("`") for row in rows] == [*augmentation.NAMES]
-    stored = json.loads((tmp_path / "augmentation.json").read_text())["seconds_ours_and_timm"]
-    assert all(min(pair) > 0 for times in stored.values() for pair in times)
 
 
 def test_the_tables_of_the_input_are_the_stored_ones():

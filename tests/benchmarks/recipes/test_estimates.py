@@ -39,34 +39,6 @@ def test_what_was_not_trained_is_not_told():
     assert ratio(Crossing(math.inf, 18, math.inf), small) == Crossing(math.inf, 18 / 11, math.inf)
 
 
-def ways_of(generator, lengths, seeds, deviation):
-    """Yield the interval and the truth of each way to estimate the epochs to a target."""
-
-    def noisy(lengths, seeds=seeds, curve=curve):
-        epochs = [e for e in lengths for _ in range(seeds)]
-        return epochs, [curve(e) + generator.normal(0, deviation) for e in epochs]
-
-    truth = brentq(lambda e: curve(e) - 79.2, 20, 40)
-    target = Target.mean_of(list(79.2 + generator.normal(0, deviation, 8)))
-    yield "measured target", crossing(*noisy(lengths), target), truth
-    one = crossing(*noisy(lengths), Target(79.2))
-    line = crossing(*noisy(lengths, curve=lambda e: 79.2 + 3 * math.log(e / 30)), Target(79.2))
-    yield "ratio", ratio(one, line), truth / 30
-    spread = Spread.of(generator.normal(0, deviation, (24, 2)).tolist())
-    pooled = crossing(*noisy(lengths, 2), Target(79.2), spread=spread)
-    yield "spread of other cells", pooled, truth
-
-
-def test_intervals_hold_the_truth_as_often_as_they_say():
-    """With a true rate of 95 %, below 91 % of 400 happens once in two thousand times."""
-    generator, hits = np.random.default_rng(0), {}
-    for _ in range(400):
-        for way, found, truth in ways_of(generator, LENGTHS, 4, 0.2):
-            hits[way] = hits.get(way, 0) + (found.low <= truth <= found.high)
-    assert len(hits) == 3
-    assert all(0.91 < number / 400 < 0.99 for number in hits.values()), hits
-
-
 def runs(optimizer, batch_size, at, lengths, noise, misfit, bend=-0.8, seeds=3):
     """Runs that reach 86 % in a number of epochs, around which their lengths are."""
 
@@ -80,8 +52,7 @@ def runs(optimizer, batch_size, at, lengths, noise, misfit, bend=-0.8, seeds=3):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("misfit", [0.0, 0.2])
-def test_intervals_of_a_grid_hold_the_truth_as_often_as_they_say(misfit):
+def test_intervals_of_a_grid_hold_the_truth_as_often_as_they_say():
     """The cells share a spread, a bend and distances of lengths from it; 95 % are expected."""
     cells = {("LARS", 256): 16.0, ("LARS", 2560): 24.0, ("Muon", 256): 14.0, ("Muon", 8192): 20.0}
     generator, hits = np.random.default_rng(0), []
@@ -89,7 +60,7 @@ def test_intervals_of_a_grid_hold_the_truth_as_often_as_they_say(misfit):
         rows = []
         for cell, at in cells.items():
             lengths = (0.8, 1.25) if cell[1] == 8192 else (0.64, 0.8, 1.0, 1.25, 1.56)
-            spreads = [lambda d=d: generator.normal(0, d) for d in (0.15, misfit)]
+            spreads = [lambda d=d: generator.normal(0, d) for d in (0.15, 0.2)]
             rows += runs(*cell, at, lengths, *spreads)
         found = crossings(rows, 86.0)
         hits += [found[cell].low <= at <= found[cell].high for cell, at in cells.items()]

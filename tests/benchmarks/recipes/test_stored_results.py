@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipes import (
-    critical_batch,
     epochs_to_target,
     larger_batch,
     main_job,
@@ -41,7 +40,6 @@ def test_searches_by_the_command(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "table"),
     [
-        ("critical_batch", critical_batch.table),
         ("larger_batch", lambda content: larger_batch.table(content["top1"])),
         ("main_job", lambda content: main_job.table(content["runs"])),
         ("plan_memory", lambda content: plan_memory.table(content["rows"])),

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,6 @@ from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.torchvision import TorchvisionBackend
 from tests.conftest import refused
 from tests.pipeline import loaders
-from tests.pipeline.loaders import take
 
 LEVELS = Transform(**loaders.LEVELS)
 SUBSAMPLING = st.sampled_from(["4:4:4", "4:2:2", "4:2:0"])
@@ -68,15 +66,6 @@ def test_any_crop_of_any_jpeg_has_the_pixels_of_pillow_and_torchvision(data):
     whole = np.asarray(decode(request.contents[0])).astype(int)
     of_region = whole[y : y + region[3], x : x + region[2]] - backend._region(request, 0)
     assert np.abs(of_region[2:-2, 2:-2]).max(initial=0) <= 2
-
-
-LARGE = Transform(image_size=128, eval_resize=128)
-
-
-def test_the_number_of_threads_changes_no_bit(photos):
-    options = {"backend": "nvimgcodec", "batch_size": 16}
-    one, three = (take(loaders.loader(photos, LARGE, threads=n, **options))[0] for n in (1, 3))
-    assert torch.equal(one, three)
 
 
 def test_decoding_threads_start_no_others_and_do_not_keep_a_process_alive(photos):
@@ -141,22 +130,3 @@ def test_both_normalisations_give_the_same_bits(seed, memory_format, dtype, mean
     expected = torch.sub(tensor.double() / 255, next(factors)) / next(factors)
     error = {torch.float32: 1e-6, torch.float16: 1e-3}[dtype]
     assert torch.allclose(of_batch.double(), expected, rtol=error, atol=error / min(std))
-
-
-@pytest.mark.parametrize("memory_format", FORMATS)
-def test_memory_is_reused_only_when_no_view_of_it_is_left(memory_format):
-    memory = BatchMemory()
-    shape = 2, 3, 4, 5
-    first = memory.empty(shape, torch.float32, memory_format)
-    assert first.shape == shape
-    assert first.is_contiguous(memory_format=memory_format)
-    address = first.data_ptr()
-    view = first[1].numpy()[0]
-    del first
-    second = memory.empty(shape, torch.float32, memory_format)
-    assert second.data_ptr() != address
-    del view
-    assert memory.empty(shape, torch.float16, memory_format).data_ptr() == address
-    larger = memory.empty((4, 3, 4, 5), torch.float32, memory_format)
-    assert larger.numel() == 240  # the memory left is too small, and is dropped
-    assert memory.empty(shape, torch.float32, memory_format).data_ptr() != second.data_ptr()

@@ -97,18 +97,6 @@ def same_counts(ours, theirs):
     assert stats.chi2_contingency(table).pvalue > 1e-4
 
 
-def test_the_numbers_of_the_reference_at_level_7():
-    policy = policy_of("rand-m7-mstd0.5-inc1")
-    expected = {
-        "ShearX": 0.21, "Rotate": 21, "TranslateXRel": 0.315, "Color": 1.63, "Posterize": 2,
-        "Solarize": 77, "SolarizeAdd": 77,
-    }  # fmt: skip
-    assert {n: policy.argument(n, 7, False) for n in expected} == pytest.approx(expected)
-    assert policy.argument("Color", 7, True) == pytest.approx(0.37)
-    untouched = sum(not steps for steps in drawn("rand-m7-mstd0.5-inc1")) / COUNT
-    assert untouched == pytest.approx(0.25, abs=0.02)
-
-
 @pytest.mark.parametrize("level", [0, 13, 30])
 @pytest.mark.parametrize("negative", [False, True])
 def test_each_operation_of_trivialaugment_is_torchvisions(image, level, negative):

@@ -13,7 +13,6 @@ from benchmarks.pipeline.mutations import JPEG, PNG, PROGRESSIVE
 from benchmarks.pipeline.odd_images import encode
 from largebatch.pipeline import Loader
 from largebatch.pipeline.decode import reader
-from largebatch.pipeline.decode.header import misses_scans
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.verify import damage, verify
 from tests.conftest import refused
@@ -104,15 +103,6 @@ def test_bytes_that_the_pixels_do_not_need_are_found(restart, count):
     decode(array(content))
     assert damage(array(content[:-2] + b"\xff\xff" + content[-2:])) is None  # fill bytes
     assert damage(array(content[:-2] + b"\x15" * count + content[-2:])) is not None
-
-
-def test_a_progressive_jpeg_needs_each_of_its_scans():
-    content = ORIGINALS["progressive, ended between two scans"]
-    scans = [at for at in range(len(content)) if content[at : at + 2] == b"\xff\xda"]
-    assert len(scans) > 5
-    assert not misses_scans(array(content))
-    for at in scans:
-        assert misses_scans(array(content[:at] + b"\xff\xd9"))
 
 
 def test_a_sequential_jpeg_in_several_scans_needs_one_of_each_component():

@@ -8,7 +8,7 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from largebatch.pipeline import Output, Shards, prepare_folder
+from largebatch.pipeline import Output, prepare_folder
 from tests.conftest import refused
 from tests.pipeline.prepare.kills import tree
 
@@ -92,15 +92,6 @@ def test_they_are_copies_where_no_link_can_be(tmp_path, monkeypatch):
     found = divided(source, tmp_path / "out")
     assert found["train"] | found["val"] == tree(source)
     assert all(path.stat().st_nlink == 1 for path in (tmp_path / "out").rglob("*.jpg"))
-
-
-def test_what_is_divided_may_become_shards(tmp_path):
-    source = write(tmp_path / "source", {"a": 4, "b": 8})
-    prepare_folder(tmp_path / "out", source, Output("webdataset"), split=0.25)
-    assert [len(Shards(tmp_path / "out", s, format="webdataset")) for s in ("train", "val")] == [
-        9,
-        3,
-    ]
 
 
 def test_folders_that_cannot_be_divided_are_refused(tmp_path):
