@@ -52,13 +52,7 @@ class TrainingError(AgreedError):
 
 
 class LostRankError(RecipeError):
-    """Raised on the ranks that are left when one has ended, hangs or is cut off.
-
-    Args:
-        problem: Which one.
-        is_first: Whether this rank is the first of its machine that is left, which reports it.
-        advice: From where the run can be resumed.
-    """
+    """Raised on the ranks that are left when one has ended, hangs or is cut off."""
 
     def __init__(self, problem: str, is_first: bool, advice: str = "") -> None:
         super().__init__(problem, advice)
@@ -70,11 +64,7 @@ class StorageError(TrainingError):
 
 
 def user_errors() -> tuple[type[Exception], ...]:
-    """Exception types whose message is shown to the user without a traceback.
-
-    Errors of other subpackages are looked up in modules that are already imported: a module that
-    is not loaded cannot have raised anything.
-    """
+    """Exception types whose message is shown to the user without a traceback."""
     package = __name__.partition(".")[0]
     modules = ((sys.modules.get(f"{package}.{module}"), name) for module, name in _ROOM_ERRORS)
     found = (getattr(module, name, None) for module, name in modules)
@@ -91,11 +81,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 @contextmanager
 def exit_on_missing_package(when: bool = True) -> Iterator[None]:
-    """Turn a missing package of ``largebatch[recipes]`` into exit code 2 and one line.
-
-    Args:
-        when: Whether to do so; else nothing is changed.
-    """
+    """Turn a missing package of ``largebatch[recipes]`` into exit code 2 and one line."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -119,10 +105,7 @@ def suggested(names: list[str]) -> str:
 
 
 def but_valid(name: str, valid: list[str], most: int = 1) -> str:
-    """The words between an unknown name and the list of valid ones.
-
-    ``"; did you mean 'x'? Valid"`` if one of ``valid`` resembles ``name``, else ``"; valid"``.
-    """
+    """The words between an unknown name and the list of valid ones."""
     hint = did_you_mean(name, valid, most)
     return f"{hint} Valid" if hint else "; valid"
 
@@ -131,11 +114,7 @@ def but_valid(name: str, valid: list[str], most: int = 1) -> str:
 def exit_on_user_error(
     reports: Callable[[Exception], bool] = lambda error: True,
 ) -> Iterator[None]:
-    """Turn :func:`user_errors` into exit code 2; a training that has to end, into 1.
-
-    The message is printed as one line on standard error if ``reports(error)`` is true; on several
-    ranks, one of them reports for all.
-    """
+    """Turn :func:`user_errors` into exit code 2; a training that has to end, into 1."""
     try:
         yield
     except user_errors() as error:

@@ -35,12 +35,7 @@ class DamagedFileError(ValueError):
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a regular file of at most ``most`` bytes, without waiting for anybody to write it.
-
-    Raises:
-        OSError: It is not there, or cannot be read.
-        DamagedFileError: It is no regular file, or has more bytes.
-    """
+    """Read a regular file of at most ``most`` bytes, without waiting for anybody to write it."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -62,11 +57,7 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON of bounded depth.
-
-    Raises:
-        DamagedFileError: The text is something else.
-    """
+    """Parse JSON of bounded depth."""
     try:
         content: Any = json.loads(text)
     except (ValueError, RecursionError):  # also of bytes that are no UTF-8
@@ -78,15 +69,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def parse_yaml(content: str, loader: Any = None) -> Any:
-    """Parse YAML of bounded depth and size.
-
-    Args:
-        content: The text.
-        loader: A safe loader of PyYAML, written in Python; None: the fastest one.
-
-    Raises:
-        DamagedFileError: The text is something else; the message is one line.
-    """
+    """Parse YAML of bounded depth and size."""
     import yaml
 
     try:
@@ -118,11 +101,7 @@ def _check_nesting(events: Iterable[Any]) -> None:
 
 
 def check_plain(content: Any) -> None:
-    """Check that lists, objects and integers are of bounded size, and that keys are text.
-
-    Raises:
-        DamagedFileError: They are not.
-    """
+    """Check that lists, objects and integers are of bounded size, and that keys are text."""
     left = MOST_VALUES
 
     def visit(value: Any, depth: int) -> None:
@@ -180,11 +159,7 @@ def text(value: Any) -> str | None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a file of UTF-8 in one piece: whatever happens, it is the old one or the new one.
-
-    Raises:
-        OSError: It cannot be written; nothing is left of it.
-    """
+    """Write a file of UTF-8 in one piece: whatever happens, it is the old one or the new one."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_text(content, encoding="utf-8")

@@ -14,16 +14,7 @@ TIMM = "timm:"
 
 
 def config_of(name: str, key: str) -> dict[str, Any]:
-    """The ``pretrained_cfg`` of weights.
-
-    Args:
-        name: A name of ``timm.list_pretrained()``; without the tag behind the dot, it is timm's
-            default.
-        key: Where the user gave the name, for messages.
-
-    Raises:
-        RecipeError: timm has no such weights.
-    """
+    """The ``pretrained_cfg`` of weights."""
     import timm
     from timm.models import get_pretrained_cfg, is_model_pretrained, list_pretrained
 
@@ -36,15 +27,7 @@ def config_of(name: str, key: str) -> dict[str, Any]:
 
 
 def weights_of(name: str, key: str) -> dict[str, Any]:
-    """The state dict of weights, from the cache of huggingface_hub or else downloaded into it.
-
-    Args:
-        name: As for :func:`config_of`.
-        key: As there.
-
-    Raises:
-        RecipeError: They cannot be downloaded or read.
-    """
+    """The state dict of weights, from the cache of huggingface_hub or else downloaded into it."""
     import timm
     from huggingface_hub import constants
 
@@ -63,19 +46,7 @@ def weights_of(name: str, key: str) -> dict[str, Any]:
 def with_normalization(
     content: dict[str, Any], notices: tuple[str, ...]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Fill in ``data.mean`` and ``data.std`` where ``init.from`` names weights of timm.
-
-    Args:
-        content: The keys and values of a recipe; those of ``data`` that it has stay. Invalid ones
-            are left for the schema to report.
-        notices: Lines about the recipe.
-
-    Returns:
-        The recipe, and the lines with one about what was filled in.
-
-    Raises:
-        RecipeError: timm has no such weights.
-    """
+    """Fill in ``data.mean`` and ``data.std`` where ``init.from`` names weights of timm."""
     init, data = content.get("init"), content.get("data")
     source = init.get("from") if isinstance(init, dict) else None
     if not (isinstance(source, str) and source.startswith(TIMM) and isinstance(data, dict)):

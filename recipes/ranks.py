@@ -104,17 +104,7 @@ class Job:
 
     @contextmanager
     def raise_on_all_ranks(self, kind: type[AgreedError] = AgreedError) -> Iterator[None]:
-        """Context manager that raises an error of its body on all ranks; itself a collective.
-
-        The body must not contain collectives.
-
-        Args:
-            kind: The class of the error that is raised.
-
-        Raises:
-            AgreedError: of that class, with the message of the first rank that failed. An error
-                that is not among :data:`USER_ERRORS` is raised as it is on its own rank.
-        """
+        """Context manager that raises an error of its body on all ranks; itself a collective."""
         message, unexpected = "", None
         try:
             yield
@@ -132,12 +122,7 @@ class Job:
 
     @contextmanager
     def main_ends_first(self) -> Iterator[None]:
-        """Context manager of a run: rank 0 leaves it before the others, if all of them end it.
-
-        torchrun ends all ranks of a machine as soon as one has ended with an error or a signal,
-        while rank 0 may still write how the run has ended. The others wait for it, but not for
-        long, and not where this rank alone has failed.
-        """
+        """Context manager of a run: rank 0 leaves it first, as torchrun ends all with one."""
         key = f"largebatch/main-has-ended/{next(_runs)}"
         try:
             yield
@@ -158,11 +143,7 @@ class Job:
                 time.sleep(_POLL_SECONDS)
 
     def check_alike(self, facts: dict[str, str]) -> None:
-        """Check that ``facts``, values by name, are the same on all ranks.
-
-        Raises:
-            AgreedError: they are not; the message has the first difference, and both values.
-        """
+        """Check that ``facts``, values by name, are the same on all ranks."""
         if self.world_size == 1:
             return
         everyone = self.gather(facts)
@@ -194,12 +175,7 @@ def _several_communicators(recipe: Recipe, local_world_size: int) -> bool:
 
 @contextmanager
 def joined(recipe: Recipe) -> Iterator[Job]:
-    """Context manager that joins the job that torchrun started, or makes a job of one process.
-
-    Raises:
-        RecipeError: the recipe asks for a GPU, and there is none for this process.
-        LostRankError: a rank ended; the message names it.
-    """
+    """Context manager that joins the job that torchrun started, or makes a job of one process."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = device_of(recipe, local_rank)
@@ -234,15 +210,7 @@ def joined(recipe: Recipe) -> Iterator[Job]:
 
 @contextmanager
 def lost_ranks_named(resumes: Callable[[], str] = str) -> Iterator[None]:
-    """Context manager that raises the error of a collective as one line, if ranks are missing.
-
-    Args:
-        resumes: Says from where the run can be resumed.
-
-    Raises:
-        LostRankError: Ranks are missing. The error of the back end, such as gloo's, is left out: it
-            is of how this rank noticed.
-    """
+    """Context manager that raises the error of a collective as one line, if ranks are missing."""
     lost: LostRankError | None = None
     try:
         yield
@@ -266,9 +234,8 @@ def lost_ranks_named(resumes: Callable[[], str] = str) -> Iterator[None]:
 def group_destroyed() -> Iterator[None]:
     """Context manager that destroys the process group, unless this rank failed alone on NCCL.
 
-    In that case destroying it would wait for collectives that the other ranks never finish
-    (pytorch/pytorch, pull request 141510), and delay the error until they time out. The end of the
-    process aborts them.
+    There it would wait for collectives that others never finish (pytorch/pytorch, pull request
+    141510); the end of the process aborts them.
     """
     try:
         yield
@@ -283,11 +250,7 @@ def group_destroyed() -> Iterator[None]:
 
 
 def device_of(recipe: Recipe, local_rank: int) -> torch.device:
-    """Return the device of the process with this local rank.
-
-    Raises:
-        RecipeError: the recipe asks for a GPU, and there is none for this process.
-    """
+    """Return the device of the process with this local rank."""
     gpus = torch.cuda.device_count()
     if recipe.device == "cpu" or (recipe.device == "auto" and gpus == 0):
         return torch.device("cpu")

@@ -63,14 +63,7 @@ def latest(folder: Path, *, before: float = math.inf) -> Path | None:
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]:
-    """Return the newest checkpoint in a folder whose files are as they were written.
-
-    Returns:
-        The checkpoint, None if there is none; its state; what is wrong with each newer one.
-
-    Raises:
-        CheckpointError: There are checkpoints, and all are damaged, or one cannot be read now.
-    """
+    """Return the newest intact checkpoint, its state, and what is wrong with each newer one."""
     damaged: list[str] = []
     for path in reversed(numbered(folder.glob("step-*"))):
         try:
@@ -86,14 +79,7 @@ def newest_intact(folder: Path) -> tuple[Path | None, dict[str, Any], list[str]]
 
 
 def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
-    """Read the ``state`` passed to :meth:`Checkpoints.save`, with ``step`` and ``world_size``.
-
-    The files of tensors are verified too, unless another process of this machine has done so.
-
-    Raises:
-        DamagedError: A file is not as it was written.
-        CheckpointError: ``path`` is not a checkpoint, or cannot be read.
-    """
+    """Read the state of a checkpoint whose files are verified, but where that is done already."""
     content: dict[str, Any] = {}
     try:
         with suppress(DamagedFileError):
@@ -157,11 +143,7 @@ def rank_file(rank: int) -> str:
 
 
 def read_parts(path: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
-    """Read a verified checkpoint's tensors: what all ranks have in common, then those of each rank.
-
-    Raises:
-        DamagedError: A file cannot be read, or does not hold what :mod:`.saving` writes.
-    """
+    """Read a verified checkpoint's tensors: what is common to all ranks, then each rank's own."""
     expected = {MODEL: {"parameters", "optimizer"}} | {
         rank_file(rank): {"buffers"} for rank in ranks
     }
@@ -196,14 +178,8 @@ def load(
     job: Job,
     ema: WeightAverage | None = None,
 ) -> None:
-    """Load a checkpoint's tensors into ``model``, ``optimizer`` and ``ema``.
-
-    Each rank gets its own buffers back, or their mean over ranks if the number of ranks has
-    changed. If the checkpoint has no moving average, ``ema`` restarts from the loaded weights.
-
-    Raises:
-        AgreedError: A file of the checkpoint is missing or damaged; raised on all ranks.
-    """
+    """Load a checkpoint's tensors into ``model``, ``optimizer`` and ``ema``."""
+    # Each rank gets its own buffers, or their mean over ranks if the number of ranks has changed.
     common: dict[str, Any] = {}
     buffers: list[dict[str, Any]] = []
     with job.raise_on_all_ranks():

@@ -34,10 +34,7 @@ def recorded(
     is_ours: Callable[[], bool],
     facts: Callable[[], dict[str, Any]] = dict,
 ) -> Iterator[None]:
-    """Context manager that records how its body, a run, ends, if its folder still ``is_ours``.
-
-    ``why_stopped`` says why a callback stopped it, None if none did; ``facts`` what else to record.
-    """
+    """Context manager that records how its body, a run, ends, if its folder still ``is_ours``."""
     (folder / ENDING).unlink(missing_ok=True)
     try:
         yield

@@ -56,15 +56,7 @@ class RunLock:
 
 @contextmanager
 def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iterator[RunLock]:
-    """Context manager in which this process alone writes into a run folder that exists.
-
-    It may wait for :data:`PATIENCE_SECONDS`, to see whether the process of another machine lives;
-    ``say`` shows a line about that.
-
-    Raises:
-        RecipeError: Another process holds the lock.
-        OSError: The lock cannot be written.
-    """
+    """Context manager in which this process alone writes into a run folder that exists."""
     path, notice = folder / LOCK, ""
     mine = {**this_process(), "id": uuid4().hex}
     while not _create(path, mine):
@@ -84,11 +76,7 @@ def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iter
 
 
 def holder(folder: Path) -> tuple[str, bool] | None:
-    """Return who holds the lock of a run's folder, and whether it lives; None if it is free.
-
-    Nothing is written and nothing waited for: of another machine's process, the last heartbeat is
-    compared with this machine's clock.
-    """
+    """Return who holds the lock of a run's folder, and whether it lives; None if it is free."""
     try:
         content, beat = _look(folder / LOCK)
     except OSError:

@@ -24,21 +24,14 @@ _MOST_SKIPPED_BYTES = 2**30
 
 
 class AppendedFile:
-    """A file to which pieces are appended in order, each as a whole, or kept until there is room.
-
-    It is made if it is not there, else it holds ``size`` bytes; ``waiting`` could not be written.
-    """
+    """A file to which pieces are appended in order, each whole, or kept until there is room."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         self._file, self._size = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), size
         self.waiting = b""
 
     def append(self, piece: bytes = b"") -> None:
-        """Append a piece after those that wait.
-
-        Raises:
-            OSError: It cannot be written; it waits.
-        """
+        """Append a piece after those that wait."""
         self.waiting += piece
         # At the end of the last whole piece, as a try before may have left a part of one.
         done = 0
@@ -55,11 +48,7 @@ class AppendedFile:
 
 
 class MetricsLog(Callback):
-    """Appends each line of metrics to ``metrics.jsonl`` in the run folder.
-
-    A resumed run first removes the lines of steps that it will make again. Lines that cannot be
-    written, as on a full disk, are kept in memory and written with a later one.
-    """
+    """Appends each line of metrics to ``metrics.jsonl`` in the run folder."""
 
     _file: AppendedFile
 
@@ -113,13 +102,7 @@ class MetricsLog(Callback):
 
 
 def read_metrics(run_dir: Path) -> list[Line]:
-    """Read all lines of a run's metrics, in order; none if the file is not there.
-
-    A last line that a crash cut short is left out.
-
-    Raises:
-        RecipeError: A line is not one that :class:`MetricsLog` writes.
-    """
+    """Read all lines of a run's metrics, in order; none if the file is not there."""
     metrics = read_lines(run_dir)
     if metrics.damaged:
         raise RecipeError(

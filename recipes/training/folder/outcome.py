@@ -51,10 +51,7 @@ class NoMetricsError(RecipeError):
 
 @dataclass(frozen=True)
 class Metrics:
-    """The lines of a run's metrics, which may still be written.
-
-    A last line without an end, which is being written or was cut short by a crash, is left out.
-    """
+    """The lines of a run's metrics, which may still be written."""
 
     #: Those that say which split, step and epoch they are of; numbers that are not finite are None.
     lines: tuple[Line, ...] = ()
@@ -106,10 +103,7 @@ class Outcome:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """The folders of runs at and under a folder, in the order of their names.
-
-    Links to folders are not followed, and folders that cannot be read are left out.
-    """
+    """The folders of runs at and under a folder, in the order of their names."""
     for folder, folders, files in os.walk(root):
         is_run = METRICS in files or LOCK in files or ENDING in files
         if is_run:
@@ -132,11 +126,7 @@ def metrics_of(folder: Path) -> Metrics:
 
 
 def read_lines(folder: Path) -> Metrics:
-    """Read a run's metrics; none if they are not there.
-
-    Raises:
-        RecipeError: They cannot be read, or are no file.
-    """
+    """Read a run's metrics; none if they are not there."""
     path = folder / METRICS
     try:
         content = read_bytes(path, _MOST_BYTES)
@@ -154,12 +144,7 @@ def read_lines(folder: Path) -> Metrics:
 
 
 def begun_metrics(folder: Path) -> Metrics:
-    """Read the metrics of a run that is to be reported: it has a line of training or an evaluation.
-
-    Raises:
-        NoMetricsError: It has none yet.
-        RecipeError: The folder holds no run, or its metrics cannot be read.
-    """
+    """Read the metrics of a run to report; raises NoMetricsError if it has none yet."""
     metrics = read_lines(folder)
     if not has_metrics(folder):
         what = "holds no run" if folder.is_dir() else "is no folder"
@@ -202,13 +187,7 @@ def images_in(lines: Sequence[Line]) -> float:
 
 
 def results_of(metrics: Metrics) -> dict[str, Any]:
-    """What a run has reached so far, by the names of ``summary.json``; what it lacks is left out.
-
-    ``wait_share`` is the share of training time spent waiting for data, and ``startup_seconds`` the
-    wait of the first step, in which the input starts up; ``wait_share`` includes it, and
-    ``steady_wait_share`` does not. Where the waits of steps were not logged, ``startup_seconds`` is
-    None and nothing is taken off.
-    """
+    """What a run has reached so far, by the names of ``summary.json`` that it has."""
     train, val = metrics.train, metrics.val
     found = {name: metrics.lines[-1][name] for name in ("step", "epoch")} if metrics.lines else {}
     if train:

@@ -36,14 +36,7 @@ class RunPlace:
 
 
 def agreed_place(loaded: Loaded, job: Job) -> RunPlace:
-    """Return what :func:`run_place` says on rank 0, with the paths of this rank's recipe.
-
-    Rank 0 alone reads the checkpoint to verify it, and ranks may have other paths to one folder.
-
-    Raises:
-        AgreedError: As :func:`run_place` raises, on all ranks; or the run has several machines, and
-            the recipe has no ``run_dir``.
-    """
+    """Return what :func:`run_place` says on rank 0, with the paths of this rank's recipe."""
     recipe, place = loaded.recipe, RunPlace(Path())
     with job.raise_on_all_ranks():
         if recipe.run_dir is None and job.local_world_size < job.world_size:
@@ -64,14 +57,7 @@ def agreed_place(loaded: Loaded, job: Job) -> RunPlace:
 
 
 def run_place(loaded: Loaded, started: str) -> RunPlace:
-    """Return a run's folder, and the checkpoint to resume from if there is one, verified.
-
-    ``started``, a date and time, names the folder if the recipe does not.
-
-    Raises:
-        RecipeError: The folder already holds a run, and the recipe does not resume it; or what it
-            resumes from is damaged or no checkpoint.
-    """
+    """Return a run's folder, and the checkpoint to resume from if there is one, verified."""
     wanted, run_dir = loaded.recipe.resume.from_, loaded.recipe.run_dir
     found = latest_run(loaded.name) if wanted == "latest" and not run_dir else None
     folder = Path(run_dir) if run_dir else found or default_run_dir(loaded.name, started)
@@ -98,11 +84,7 @@ def is_of(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Context manager that creates a run's folder, for a body that writes into it.
-
-    Raises:
-        RecipeError: the folder cannot be created or written.
-    """
+    """Context manager that creates a run's folder, for a body that writes into it."""
     what = "created"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,13 +98,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def check_shared(folder: Path, job: Job) -> None:
-    """Check that all ranks share the run's folder, which is created if it does not exist.
-
-    All ranks write checkpoints; if each machine had a folder of its own, none would be complete.
-
-    Raises:
-        AgreedError: the folder cannot be created, or a rank does not see what rank 0 wrote.
-    """
+    """Check that all ranks share the run's folder, which is created if it does not exist."""
     if job.world_size == 1:
         return
     seen = folder / f".seen-{job.from_main(uuid4().hex)}"

@@ -33,12 +33,7 @@ _UNCHANGEABLE = (
 
 
 def largest_micro_batch(saved: Mapping[str, Any]) -> int | None:
-    """Most images per rank and forward pass that a run has had so far; None without a checkpoint.
-
-    Where the recipe leaves ``micro_batch_size`` open, fewer ranks accumulate instead of forwarding
-    more images than that at once, and when ranks come back, so does this size. ``saved`` is a
-    checkpoint's state, or empty.
-    """
+    """Most images per rank and forward pass so far: fewer ranks accumulate rather than pass it."""
     if not saved:
         return None
     now: int = saved["loader"]["fingerprint"]["micro_batch_size"]  # that of the first stage
@@ -54,14 +49,7 @@ def move_to(
     timeline: Timeline,
     model: nn.Module,
 ) -> list[str]:
-    """Check that a run can resume from the checkpoint ``saved`` at ``path``, and move its loader.
-
-    Returns:
-        One line for each change of ranks, backend, memory format or version since it was written.
-
-    Raises:
-        RecipeError, DataError: It is that of another run, or nothing is left to train.
-    """
+    """Check that a run can resume from a checkpoint, move its loader, and name what changed."""
     recipe, last_step = loaded.recipe, timeline.last_step(loaded.recipe)
     _check_same_run(saved["recipe"], recipe)
     before = saved["loader"]["fingerprint"]

@@ -47,12 +47,7 @@ class NotWrittenError(AgreedError):
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run; all ranks make every call.
-
-    ``folder`` has a folder ``step-<number>`` for each. The ``keep`` newest are kept, and with
-    ``keeps_best`` that of the best evaluation besides. ``newest`` is the newest one when the run
-    was built, on rank 0; ``saved`` the state of the one that it resumes from, empty without one.
-    """
+    """Writes the ``keep`` newest checkpoints of a run, and the best; all ranks make every call."""
 
     def __init__(
         self,
@@ -87,14 +82,7 @@ class Checkpoints:
         why_stopped: Callable[[], str | None] = lambda: None,
         facts: Callable[[], dict[str, Any]] = dict,
     ) -> Iterator[None]:
-        """Context manager that keeps other runs out of the folder, and records how this one ends.
-
-        Checkpoints after ``step``, at which the run begins, are set aside. ``why_stopped`` says why
-        a callback stopped it, None if none did; ``facts`` what to record of its end besides.
-
-        Raises:
-            AgreedError: Another run writes into the folder, or has since this one was built.
-        """
+        """Keep other runs out of the folder in a context, and record how this one ends."""
         with ExitStack() as stack:
             with self._job.raise_on_all_ranks():
                 if self._job.is_main:
@@ -118,10 +106,7 @@ class Checkpoints:
         set_results_aside(self._run_dir)
 
     def set_aside_after(self, step: int) -> None:
-        """Set the checkpoints after a step aside, until a new one is written; on rank 0 alone.
-
-        A run that goes back to a step makes them again. What a crash left unfinished is removed.
-        """
+        """Set checkpoints after a step aside, which are made again; remove what a crash left."""
         for path in self.folder.glob(".step-*.partial"):
             shutil.rmtree(path, ignore_errors=True)
         for path in numbered(self.folder.glob("step-*")):
@@ -149,13 +134,7 @@ class Checkpoints:
         *,
         ends: bool = False,
     ) -> Path | None:
-        """Write a checkpoint as :meth:`write` does, and return it; None if it was there already.
-
-        Where it cannot be written, it is left out with a warning, unless the run ``ends`` here.
-
-        Raises:
-            StorageError: The last checkpoint cannot be written, or the folder is another run's.
-        """
+        """Write a checkpoint, or warn that there is no room; StorageError if the run ``ends``."""
         if self._last == step:
             return None
         with self._job.raise_on_all_ranks(StorageError):
@@ -191,16 +170,7 @@ class Checkpoints:
         ema: WeightAverage | None = None,
         best: int | None = None,
     ) -> Path:
-        """Write a checkpoint, and remove old ones but that of step ``best``.
-
-        A crash at any time leaves a complete one or none. The model is without its DDP wrapper, and
-        its buffers are stored for each rank; ``state`` is what ``state.json`` holds of the run.
-
-        Raises:
-            NotWrittenError: There is no room, or the folder cannot be written; raised on all ranks.
-                Nothing is left of it, and older checkpoints are as they were.
-            AgreedError: The optimizer's state holds objects that a checkpoint cannot hold.
-        """
+        """Write a checkpoint, and remove old ones but that of step ``best``."""
         path = self._of(step)
         partial = self.folder / f".{path.name}.partial"
         own = {

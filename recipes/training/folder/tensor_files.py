@@ -26,11 +26,7 @@ class NotPlainError(ValueError):
 
 
 def check_plain(content: Any) -> None:
-    """Check that ``torch.load`` reads ``content`` back without running code from the file.
-
-    Raises:
-        NotPlainError: It would not.
-    """
+    """Check that ``torch.load`` reads ``content`` back without running code from the file."""
     if type(content) in (dict, OrderedDict):
         content = [*content.keys(), *content.values()]
     if type(content) in (list, tuple, set, torch.Size):
@@ -50,11 +46,7 @@ def tensors_in(content: Any) -> Iterator[Tensor]:
 
 
 def write_tensors(path: Path, content: dict[str, Any]) -> None:
-    """Write nested dictionaries of tensors and plain data, flushed to the disk.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write nested dictionaries of tensors and plain data, flushed to the disk."""
     # Through a file of Python's, whose errors say what is wrong with the disk.
     try:
         with path.open("wb") as file:
@@ -70,11 +62,7 @@ def write_tensors(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """Read what :func:`write_tensors` wrote, onto the CPU; the tensors map the file.
-
-    Raises:
-        ValueError: The file is damaged, or holds something else; the message says what.
-    """
+    """Read what :func:`write_tensors` wrote, onto the CPU; the tensors map the file."""
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
@@ -101,11 +89,7 @@ def _without_values(content: Any, path: Path) -> str:
 
 
 def damage_of(path: Path) -> str:
-    """What is wrong with a file of ``torch.save``; nothing if it is intact or no such file.
-
-    Its records are compared with their CRC-32, which ``torch.save`` writes and ``torch.load`` does
-    not look at.
-    """
+    """What is wrong with a file of ``torch.save``; nothing if it is intact or no such file."""
     try:
         with path.open("rb") as file:
             if file.read(2) != b"PK":  # of a zip file

@@ -26,13 +26,7 @@ _VALID = (
 
 
 def write_weights(path: Path, content: dict[str, Tensor]) -> None:
-    """Write a state dict, contiguous whatever the memory format of training.
-
-    A crash at any time leaves a complete file or none.
-
-    Raises:
-        OSError: The file cannot be written; nothing is left of it.
-    """
+    """Write a state dict, contiguous whatever the memory format of training."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         write_tensors(partial, {name: value.contiguous() for name, value in content.items()})
@@ -44,14 +38,7 @@ def write_weights(path: Path, content: dict[str, Tensor]) -> None:
 
 
 def set_results_aside(run_dir: Path) -> None:
-    """Move the results of a run that goes on into its folder :data:`PREVIOUS`, with their recipe.
-
-    They would be taken for those of the run that goes on, whose recipe and metrics may differ.
-    Results that were set aside before are replaced.
-
-    Raises:
-        OSError: The files cannot be moved.
-    """
+    """Move the results of a run that goes on, and their recipe, into :data:`PREVIOUS`."""
     names = (WEIGHTS, WEIGHTS_EMA, SUMMARY, CLASSES)  # the weights first, in case of a crash
     found, previous = [name for name in names if (run_dir / name).is_file()], run_dir / PREVIOUS
     if WEIGHTS in found:
@@ -67,14 +54,7 @@ def set_results_aside(run_dir: Path) -> None:
 def source_of(
     path: Path, *, ema: bool = False, key: str = "init.from"
 ) -> tuple[Path, tuple[str, ...]]:
-    """Return what :func:`read_weights` reads: a file, or the folder of an intact checkpoint.
-
-    Returns:
-        Its path, and a line for each newer checkpoint that is damaged and passed over.
-
-    Raises:
-        RecipeError: ``path`` holds no weights, or is damaged.
-    """
+    """Return a file or intact checkpoint to read, and a line for each newer damaged one."""
     if not path.is_dir():
         if not path.is_file():
             raise RecipeError(f"{key}: no file or folder {path}; {_VALID}")
@@ -104,18 +84,7 @@ def _no_average(path: Path, key: str) -> RecipeError:
 
 
 def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> dict[str, Tensor]:
-    """Read the state dict in a file or folder, onto the CPU.
-
-    A file of ``torch.save`` is first verified by the CRC-32 of its records. timm reads the files:
-    from a training checkpoint it takes the EMA if there is one, strips the prefixes of DataParallel
-    and torch.compile, and unpickles weights only. A run's folder is read from its ``weights.pt``,
-    or else from its newest checkpoint; a checkpoint with FP32 masters where it has them, and with
-    buffers averaged over the ranks. ``ema`` reads the moving average of a run or checkpoint;
-    ``key`` is where the user gave the path, for messages.
-
-    Raises:
-        RecipeError: ``path`` holds no weights, or is damaged.
-    """
+    """Read the state dict in a file or folder, onto the CPU."""
     path, _ = source_of(path, ema=ema, key=key)
     if path.is_dir():
         return _of_checkpoint(path, ema, key)

@@ -36,15 +36,7 @@ PHASES = {
 
 
 class RunClock:
-    """Divides the wall time of a run among its parts, which always add up to it.
-
-    On a GPU, steps are queued ahead, and their time shows up where the device is next waited for:
-    where the meters are read, which is training too, or in an evaluation or a checkpoint before.
-
-    ``before`` is the seconds of the start-up that had passed when the clock was made, and ``now``
-    returns the present time in seconds, of any origin. ``lasted`` has the seconds of the last time
-    of each part that :meth:`during` measured.
-    """
+    """Divides the wall time of a run among its parts, which always add up to it."""
 
     def __init__(self, before: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._part, self._since = now, "start_up", now()
@@ -132,14 +124,8 @@ class HostEvent:
 class Phases:
     """Measures the phases of the steps of a run, and names them for torch.profiler.
 
-    On a CPU they are measured by the clock of the host, on a GPU by events on the current stream,
-    for which nothing waits before they are read.
-
     With ``reduced``, the model inside of DDP, the wait for the all-reduce is measured: the time
-    from a rank's own last gradient to the last reduced one. That is what backward does not hide of
-    communication, and the wait for ranks that come later. The last gradient is that of the
-    parameter whose gradient came last in the first backward pass; a later step in which that
-    parameter has no gradient is not measured.
+    from a rank's own last gradient to the last reduced one.
     """
 
     def __init__(
@@ -167,11 +153,7 @@ class Phases:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager around a step.
-
-        Outside of it nothing is measured: the pass with which DDP lays out its buckets is no part
-        of training.
-        """
+        """Context manager around a step, outside of which nothing is measured."""
         self._measures = True
         try:
             yield
@@ -181,12 +163,9 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Context manager around a phase.
-
-        :data:`INPUT_WAIT` on a GPU is measured on the host as well: its stream waits for the host,
-        and then for the copy. A host that waits while the stream still computes holds nothing up,
-        so what counts is the lesser of the two waits, and the rest of the stream's is the copy.
-        """
+        """Context manager around a phase."""
+        # A host that waits for its input while the stream still computes holds nothing up: the
+        # lesser of their two waits counts, and the rest of the stream's is the copy.
         start, since = self._now() if self._measures else None, self._clock()
         with ranged(name):
             yield
@@ -208,13 +187,7 @@ class Phases:
             self._add(ALL_REDUCE_WAIT, ready)
 
     def read(self) -> dict[str, float]:
-        """Return :data:`PHASES` of this rank in the steps since the last reading, in seconds.
-
-        It waits for the device. ``backward_seconds`` is without ``all_reduce_seconds``, which
-        backward did not hide, on several ranks. On a GPU, ``copy_seconds`` is what its stream
-        waited at the input of a micro-batch beyond the wait of the host, which ``input_seconds``
-        then has. Empty if no step was taken.
-        """
+        """Return seconds by phase since the last reading; waits for the device."""
         while self._pending:
             self._pending[0][2].synchronize()
             self._add_first()
@@ -257,13 +230,7 @@ class Phases:
 
 
 class TimeLeft:
-    """Estimates how long a run still takes, from its pace since its first reading.
-
-    What is left to train is counted in pixels, since a step of a later stage may have another
-    number of images, of another size. The pace is that of this process, with its evaluations and
-    checkpoints; what comes before the first reading does not count, as libraries choose kernels and
-    compile in it. ``now`` returns the present time in seconds, of any origin.
-    """
+    """Estimates how long a run still takes, from its pace in pixels since its first reading."""
 
     def __init__(
         self, timeline: Timeline, last_step: int, now: Callable[[], float] = time.perf_counter
@@ -272,10 +239,7 @@ class TimeLeft:
         self._first: tuple[float, float] | None = None  # pixels and time of the first reading
 
     def seconds(self, step: int) -> float | None:
-        """Return the time that the run still takes after ``step`` steps; None if not known yet.
-
-        It is called at each reading.
-        """
+        """Return the time that the run still takes after ``step`` steps; None if not known yet."""
         pixels, now = self._pixels(step), self._now()
         if self._first is None:
             self._first = pixels, now

@@ -93,13 +93,7 @@ class _Held(NamedTuple):
 
 
 class MemoryCounter:
-    """Counts the memory of training steps; each different pass is counted once.
-
-    ``model`` has no numbers, as :func:`without_numbers` returns it; ``make_optimizer`` makes the
-    optimizer of a converted copy of it in a precision, given by name. ``averages`` is whether there
-    is a moving average of the weights, and ``mixed_classes`` the number of classes where images are
-    mixed, else 0.
-    """
+    """Counts the memory of training steps; each different pass is counted once."""
 
     def __init__(
         self,
@@ -126,12 +120,7 @@ class MemoryCounter:
         ranks: int = 1,
         accumulation: int = 1,
     ) -> Memory:
-        """Count the memory of a step on one of ``ranks`` GPUs, with images of some pixels' side.
-
-        Raises:
-            RecipeError: The model cannot run without numbers, or the optimizer does not work in
-                this precision.
-        """
+        """Count the memory of a step on one of ``ranks`` GPUs, with images of some pixels' side."""
         parameters, gradients, state, known, ema, temporary = self._update_of(precision)
         batch, left, apart, keeping = self._pass_of(precision, micro_batch_size, image_size)
         # DDP copies a gradient into its bucket as soon as it is complete. Those that accumulate
@@ -153,10 +142,7 @@ class MemoryCounter:
         )
 
     def estimate(self, precision: str, phases: Sequence[Phase], ranks: int) -> Memory | None:
-        """Count the step of the phase with the most pixels in a micro-batch, whatever the model is.
-
-        None if it cannot be counted; nothing that the model prints or warns of is shown.
-        """
+        """Count the step with the most pixels in a micro-batch; None if it cannot be counted."""
         most = max(phases, key=lambda one: one.micro_batch_size * one.image_size**2)
         sizes, unsaid = (most.micro_batch_size, most.image_size), io.StringIO()
         try:
@@ -193,10 +179,7 @@ class MemoryCounter:
         )
 
     def _count_pass(self, name: str, count: int, size: int) -> tuple[int, ...]:
-        """Bytes of a micro-batch, with what it leaves for backward, and at most in backward.
-
-        The third number is without each gradient that is complete, the fourth with it.
-        """
+        """Bytes of a micro-batch, with what it leaves, at most in backward, and with gradients."""
         try:
             return self._run(without_numbers(self.model), name, count, size)
         except Exception as error:  # of any kind: the model may be the user's
@@ -238,11 +221,7 @@ class MemoryCounter:
 
 
 class LiveStorage(TorchDispatchMode):
-    """Context manager that follows the memory of all tensors that operators return in it.
-
-    That is what the allocator is asked for: not what operators allocate inside of them, such as the
-    workspaces of cuDNN and oneDNN. ``known`` tensors exist before, and are not counted.
-    """
+    """Follows the memory of all tensors that operators return, but ``known`` ones, in a context."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -40,10 +40,7 @@ READINGS, SECONDS = 3, 3.0
 
 
 class Readings:
-    """Measures the training steps of a run, and reads what was measured.
-
-    ``sums`` is what :meth:`state_dict` returned in the run that this one goes on from.
-    """
+    """Measures the training steps of a run, and reads what was measured."""
 
     def __init__(
         self,
@@ -76,11 +73,7 @@ class Readings:
         self._waits: list[float] = []  # of each step for its data
 
     def state_dict(self) -> list[list[float]]:
-        """Return the sums since the last reading of each rank; a collective that waits for devices.
-
-        So a run that is stopped between two readings, and resumed, logs the loss of one that was
-        not. Its times are those of the steps since then.
-        """
+        """Return each rank's sums since the last reading, so that a resumed run logs the same."""
         return self._job.gather(self.meter.sums())
 
     def _go_on_from(self, sums: list[list[float]]) -> None:
@@ -102,12 +95,7 @@ class Readings:
         self._waits.append(self._waited - before)
 
     def read(self, step: int) -> tuple[dict[str, float], list[float]]:
-        """Read the meters after ``step`` steps, which waits for the device; a collective.
-
-        Returns:
-            The metrics of the training split by name, of the steps since the last reading; and the
-            seconds that each of these steps waited for its data, on the rank that waited longest.
-        """
+        """Return the metrics since the last reading, and the longest wait for data of each step."""
         usage = self._usage.read()  # while the device works: the meter waits for it
         values, images = self.meter.read(self._job)
         own = self._clock.spent()["training"] - self._trained
@@ -143,12 +131,7 @@ class Readings:
 
 
 class Usage:
-    """Reads what this process uses of its device, without waiting for it.
-
-    Utilisation and power are read by torch's own functions, which ask NVIDIA's management library
-    by the package ``nvidia-ml-py``; without it, or where the driver does not tell, they are left
-    out.
-    """
+    """Reads what this process uses of its device, without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -160,12 +143,7 @@ class Usage:
             }
 
     def read(self) -> list[float]:
-        """Return a number for each of :data:`NAMES`, of which a larger one is more; -1: unknown.
-
-        Memory on a GPU is the most that torch had allocated since the last call, in bytes, and on a
-        CPU the largest resident size of the process so far, which Linux does not forget.
-        Utilisation is the percentage of the last second or less in which a kernel ran.
-        """
+        """Return a number for each of :data:`NAMES`; -1 if unknown, as without ``nvidia-ml-py``."""
         if self._device.type == "cuda":
             memory = float(torch.cuda.max_memory_allocated(self._device))
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -208,11 +186,7 @@ class Slow(NamedTuple):
 
 
 def slow_ranks(times: Sequence[RankTimes]) -> Slow | None:
-    """Return the ranks that hold the others up; None if there are none, or it cannot be said.
-
-    They stand apart by the largest gap in own work between any two ranks that are next to each
-    other in order of it. Only few can hold the others up: one of two or three, a quarter of more.
-    """
+    """Return few ranks that stand apart from all others by the largest gap in own work, or None."""
     order = sorted(range(len(times)), key=lambda rank: times[rank].own)
     total = max(time.total for time in times)
     gaps = [times[b].own - times[a].own for a, b in pairwise(order)]
@@ -229,10 +203,7 @@ def slow_ranks(times: Sequence[RankTimes]) -> Slow | None:
 
 
 class StragglerReport:
-    """Gathers the times of all ranks at each reading of the meters, and warns of what is slow.
-
-    ``slow`` are the ranks that hold the others up as far as the user knows, in short; else empty.
-    """
+    """Gathers the times of all ranks at each reading of the meters, and warns of what is slow."""
 
     def __init__(self, job: Job, warn: Callable[[str], None]) -> None:
         self._job, self._warn, self.slow = job, warn, ""
@@ -240,11 +211,7 @@ class StragglerReport:
         self._is_first = True
 
     def read(self, total: float, waited: float, all_reduce: float, steps: int) -> dict[str, float]:
-        """Return the metrics of the steps since the last reading; a collective.
-
-        All ranks decide on the same numbers, and so take the same branches. ``total`` is the
-        seconds of this rank's steps, of which it ``waited`` for its data and for the all-reduce.
-        """
+        """Return the metrics of the steps since the last reading; a collective."""
         times = [RankTimes(*numbers) for numbers in self._job.all_gather(total, waited, all_reduce)]
         if not self._is_first:  # in which libraries choose kernels, and compile
             self._look(times, steps)

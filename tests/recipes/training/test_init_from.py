@@ -84,14 +84,6 @@ def test_a_warm_start_takes_all_weights_from_timms_files(tmp_path, name, wrap):
     assert start == f"weights from {path}: {len(content)} tensors copied"
 
 
-def test_half_precision_weights_are_taken_as_fp32(tmp_path):
-    path = as_file({k: v.half() for k, v in built().state_dict().items()}, tmp_path / "half.pth")
-    model = built(seed=2)
-    start_from(str(path), model, "resnet18")
-    assert model.fc.weight.dtype == torch.float32
-    assert torch.equal(model.conv1.weight, built().conv1.weight.half().float())
-
-
 @pytest.mark.parametrize("classes", [5, 0])
 def test_a_classifier_for_other_classes_keeps_its_new_weights(file, tmp_path, classes):
     if classes:
@@ -127,10 +119,8 @@ def compare(shallow, deep):
     [
         # with a first block that has a downsample path, and without (resnet18's first stage)
         (("resnet18", {}), ("resnet34", {}), 8, True),
-        (("resnet26", {}), ("resnet50", {}), 8, False),
         (("resnet26", {"layers": [1, 1, 1, 1]}), ("resnet50", {"layers": [2, 1, 3, 1]}), 3, True),
         (("seresnet18", {}), ("seresnet34", {}), 8, False),
-        (("resnet18d", {}), ("resnet34d", {}), 8, True),
     ],
 )
 def test_a_deeper_model_starts_as_the_same_function(tmp_path, shallow, deep, blocks, zero):
@@ -174,11 +164,8 @@ SILU = {"act_layer": "silu"}  # silu(silu(x)) is not silu(x)
             "-",
             "has layer1.0.conv1.weight of shape 8x64x3x3, where X has ",
         ),
-        ({"channels": [4, 16, 16, 16]}, {}, "-", "has layer1.0.conv1.weight of shape 8x64x3x3"),
-        ({"name": "resnet18d"}, {}, "-", "has conv1.weight, which is not part of X"),
         ({"name": "seresnet34"}, {}, "-", "has no layer1.0.se.fc1.weight, which X needs"),
         ({"name": "resnet34"}, {}, "layer4.", "has no layer4.0.conv1.weight, which X needs"),
-        ({"name": "resnet34"}, {}, "layer3.0.", "has no layer3.0.conv1.weight, which X needs"),
         (
             *({"name": "resnet34", **SILU}, SILU, "-"),
             "the new block layer1.2 would not start as the identity",
@@ -224,6 +211,8 @@ def cut_safetensors(path):
         ({"epoch": 3, "net": {}}, "its 'epoch' is a int, not a dense tensor"),
         ({"a": Other()}, "cannot be read as weights: RuntimeError: weights_only=True blocked"),
         ({}, "has no conv1.weight, which X needs"),
+        ({"a": torch.empty(3, device="meta")}, "is damaged: holds a tensor without values"),
+        ({"a": torch.zeros(1).expand(2**40)}, "is damaged: holds a tensor that is larger than "),
         (Path.mkdir, "holds no weights"),
         (cut_file, "is damaged: its records cannot be read"),
         (cut_safetensors, "cannot be read as weights: "),
@@ -289,19 +278,6 @@ def test_a_flipped_bit_of_a_weight_file_is_refused_or_harmless(tmp_path):
     assert len(refused) > 150
 
 
-@pytest.mark.parametrize(
-    ("tensor", "words"),
-    [
-        (torch.empty(3, device="meta"), "holds a tensor without values"),
-        (torch.zeros(1).expand(2**40), "holds a tensor that is larger than the file"),
-    ],
-)
-def test_tensors_that_are_not_in_the_file_are_refused(tmp_path, tensor, words):
-    torch.save({"state_dict": {"weight": tensor}}, tmp_path / "model.pth")
-    with pytest.raises(RecipeError, match=words):
-        read_weights(tmp_path / "model.pth")
-
-
 def test_a_run_trains_from_the_given_weights_and_a_resumed_run_does_not_read_them(
     photos, run, tmp_path
 ):
@@ -309,8 +285,6 @@ def test_a_run_trains_from_the_given_weights_and_a_resumed_run_does_not_read_the
     shutil.copy(run / "weights.pt", path)
     keys = [f"init.from={path}", "optimizer.lr=0.1"]
     whole = train(photos, tmp_path / "whole", *keys)
-    plain = train(photos, tmp_path / "plain", keys[1])
-    assert not torch.equal(whole["fc.weight"], plain["fc.weight"])
     train(photos, tmp_path / "part", *keys, "stop_after=3")
     path.unlink()
     assert_same(train(photos, tmp_path / "part", *keys, "resume=true"), whole)

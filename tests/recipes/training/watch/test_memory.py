@@ -66,7 +66,6 @@ def test_activations_are_what_autograd_keeps():
     ("precision", "keys", "accumulation"),
     [
         ("fp32", ["optimizer.name=lars", "ema.decay=0.9"], 2),
-        ("fp16-master", ["optimizer.name=sgd", "ema.decay=0.9"], 2),
         ("bf16-master", ["optimizer.name=muon"], 1),
         ("bf16", ["optimizer.name=adamw"], 2),
         ("fp32", ["optimizer.name=sgd", "mixing.mixup=0.2", "mixing.group=8"], 1),
@@ -130,7 +129,6 @@ def test_tied_and_frozen_weights_and_a_module_within_itself_are_counted():
 @pytest.mark.parametrize(
     ("optimizer", "precision", "state", "of_norm"),
     [
-        ("lars", "fp32", 4, 4),
         ("lars", "fp16-pure", 2, 4),
         ("sgd", "bf16-master", 8, 4),
         ("adamw", "bf16", 8, 8),
@@ -199,8 +197,8 @@ def test_a_model_that_needs_numbers_is_named(name, message, monkeypatch):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.slow("trains two networks in processes of their own")
-@pytest.mark.parametrize("case", SHORT, ids=str)
+@pytest.mark.slow("trains a network in a process of its own")
+@pytest.mark.parametrize("case", SHORT[:1], ids=str)
 def test_the_count_is_near_the_growth_of_a_process(case):
     ratio = predicted(case)["peak"] / measured(case)
     assert 1 / (1 + BOUND) <= ratio <= 1 + BOUND, ratio

@@ -12,10 +12,8 @@ import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.training.callbacks import Metrics
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.watch.meters import NAMES
-from largebatch.recipes.training.watch.trackers import named
 from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
 
@@ -199,9 +197,3 @@ def test_the_table_has_the_names_that_runs_write_and_no_other(photos, tmp_path):
     table = documented()
     assert written == {name: table.get(name) for name in written}
     assert table.keys() - written.keys() <= ELSEWHERE
-
-
-def test_trackers_have_the_same_names_with_their_split():
-    values = {"loss": 1.0, "memory_bytes": 2.0}
-    metrics = Metrics("train", 5, 0.5, values, {"step_wait_seconds": [0.1]})
-    assert named(metrics) == {"epoch": 0.5, "train/loss": 1.0, "train/memory_bytes": 2.0}
