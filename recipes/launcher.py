@@ -20,11 +20,8 @@ def is_first_of_machine() -> bool:
 
 @contextmanager
 def ending_with_launcher() -> Iterator[None]:
-    """Context manager in which this process ends when the one that started it has ended.
-
-    A rank that joins its job waits for the others in C, where it sees nothing of that; torchrun
-    may have been killed, and with it who would start them.
-    """
+    """Context manager in which this process ends when the one that started it has ended."""
+    # A rank that joins its job waits for the others in C, where it sees nothing of that.
     joined = threading.Event()
 
     def watch() -> None:

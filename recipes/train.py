@@ -40,30 +40,13 @@ with exit_on_missing_package(when=__name__ == "__main__"):
 
 
 def train(loaded: Loaded, *, quiet: bool = False, began_seconds: float = 0.0) -> dict[str, Any]:
-    """Train in this process, which is one of torchrun's or the only one.
-
-    Args:
-        loaded: The recipe.
-        quiet: Whether to show nothing but warnings.
-        began_seconds: How long ago the run began to start. A process that was started for it gives
-            :func:`~largebatch.recipes.training.process.age_seconds`.
-
-    Returns:
-        The summary of the run; empty on all ranks but rank 0.
-
-    Raises:
-        RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
-    """
+    """Train in this process, which is one of torchrun's or the only one."""
     with joined(loaded.recipe) as job:
         return Trainer.of(loaded, job, quiet=quiet, began_seconds=began_seconds).run()
 
 
 def check(loaded: Loaded, processes: int) -> None:
-    """Check a run on ``processes`` processes of this machine, without starting it.
-
-    Raises:
-        RecipeError, DataError, PlanError, TopologyError: An error that the user can fix.
-    """
+    """Check a run on ``processes`` processes of this machine, without starting it."""
     device_of(loaded.recipe, processes - 1)
     job = Job(0, processes, processes, device_of(loaded.recipe, 0))
     callbacks = CallbackList(callbacks_of(loaded.recipe), job)

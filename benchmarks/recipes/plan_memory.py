@@ -130,7 +130,8 @@ def growth_bytes(case: Case) -> int:
         model = precision.convert(model)
         optimizer = build_optimizer(recipe, model)
         step = TrainingStep(model, None, optimizer, precision, loss=loss_of(recipe))
-        average = WeightAverage.of(recipe.ema, model, optimizer)
+        decay = recipe.ema.decay
+        average = None if decay is None else WeightAverage(model, optimizer, decay)
         count, size = recipe.micro_batch_size, recipe.data.image_size
         accumulation = recipe.batch_size // count
         images, labels = torch.randn(count, 3, size, size), torch.zeros(count, dtype=torch.int64)

@@ -97,11 +97,7 @@ class Components:
 
 
 def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
-    """Make the callbacks of a recipe, each with its name, in the order in which they are called.
-
-    Raises:
-        RecipeError: A dotted path, or its arguments, are not valid.
-    """
+    """Make the callbacks of a recipe, each with its name, in the order in which they are called."""
     own = [
         *(["profile"] if recipe.profile.steps is not None else []),
         *recipe.track,
@@ -129,12 +125,7 @@ def callbacks_of(recipe: Recipe) -> list[tuple[str, Callback]]:
 
 
 def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
-    """Build the components of a run on one rank, without collectives and without writing files.
-
-    Raises:
-        RecipeError, DataError, PlanError, TopologyError: the recipe does not fit the data, the
-            machine or the run folder.
-    """
+    """Build the components of a run on one rank, without collectives and without writing files."""
     recipe = loaded.recipe
     folder, resume_from, saved = place.folder, place.resume_from, place.saved
     if saved:
@@ -200,11 +191,7 @@ def _check_noise(every: Span, timeline: Timeline, last_step: int) -> None:
 
 
 def _check_storable(recipe: Recipe, optimizer: Optimizer) -> None:
-    """Check that a checkpoint can hold the optimizer's options, and that it gives its state.
-
-    Raises:
-        RecipeError: One is an object of a class, which would not be read back.
-    """
+    """Check that a checkpoint can hold the optimizer's options, and that it gives its state."""
     name = recipe.optimizer.name
     try:
         state = optimizer.state_dict()
@@ -241,11 +228,7 @@ def algorithm_for(topology: Topology) -> str:
 
 
 def build_precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Precision:
-    """Return the recipe's precision, the same on all ranks.
-
-    For ``auto``, a copy of the model is timed in each candidate, on images in the form of the
-    loader's; the slowest rank decides.
-    """
+    """Return the recipe's precision, the same on all ranks."""
     if recipe.precision != "auto":
         return named_precision(recipe, recipe.precision, job)
     probe = copy.deepcopy(model)
@@ -281,13 +264,7 @@ def loss_of(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None) -> MemoryCounter:
-    """Return what counts the memory of a recipe's training step; on a GPU, unless for the CPU.
-
-    A ``model`` as it was built, on any device, is counted in place of a new one. It is not changed.
-
-    Raises:
-        RecipeError: The model cannot be built without numbers.
-    """
+    """Return what counts the memory of a recipe's training step; on a GPU, unless for the CPU."""
     empty = meta_model(recipe, classes) if model is None else without_numbers(model)
     if recipe.batch_norm.images:
         share_statistics(empty, recipe, Job(0, 1, 1, torch.device("cpu")))
@@ -308,11 +285,7 @@ def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None)
 
 
 def meta_model(recipe: Recipe, classes: int) -> nn.Module:
-    """Build the model of a recipe on the meta device.
-
-    Raises:
-        RecipeError: It cannot be built, or not on the meta device.
-    """
+    """Build the model of a recipe on the meta device."""
     try:
         with torch.device("meta"):
             return build_model(recipe.model, classes)
@@ -330,11 +303,7 @@ def meta_model(recipe: Recipe, classes: int) -> nn.Module:
 
 
 def code_facts(recipe: dict[str, Any], model: nn.Module) -> dict[str, str]:
-    """Return what tells whether ranks run the same code on the same model, by name.
-
-    Not the values of initial weights: DDP broadcasts rank 0's, and they differ between CPUs. The
-    modules of the recipe's dotted paths are imported.
-    """
+    """Return what tells whether ranks run the same code on the same model, by name."""
     facts = {f"the version of {name}": version(name) for name in ("torch", "timm")}
     rooms = [import_module(f"largebatch.{room}").__path__[0] for room in _ROOMS]
     files = (path for room in rooms for path in sorted(Path(room).rglob("*.py")))

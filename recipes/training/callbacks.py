@@ -179,12 +179,7 @@ class CallbackError(RuntimeError):
 
 
 class CallbackList:
-    """Calls the hooks of several callbacks, in order, and names the one that fails.
-
-    ``callbacks`` are pairs of a name, which may repeat, and a callback. Hooks are called on the
-    ranks that :class:`Callback` documents. There is a method for each of them, without the ``on_``
-    of its name.
-    """
+    """Calls the hooks of several callbacks, in order, and names the one that fails."""
 
     step_begin: Callable[[int], None]
     step_end: Callable[[int], None]
@@ -251,12 +246,7 @@ class CallbackList:
         return module.partition(".")[0] == package and isinstance(error.__cause__, OSError)
 
     def end(self, status: Status, summary: dict[str, Any]) -> None:
-        """Call :meth:`Callback.on_end` of those that were started, each even if another fails.
-
-        Raises:
-            CallbackError: One failed, and the run finished; otherwise its message is only shown,
-                as the run ends for another reason.
-        """
+        """Call :meth:`Callback.on_end` of those that were started, each even if another fails."""
         failed: list[Exception] = []
         for name, hook in self._hooks["on_end"]:
             if name in self._started:
@@ -274,11 +264,7 @@ class CallbackList:
             self._warn(str(one))
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the callbacks that run on this rank, by name; those without state are left out.
-
-        Raises:
-            CallbackError: JSON cannot hold the state of a callback.
-        """
+        """State of the callbacks that run on this rank, by name, where they have one."""
         states = {}
         for name, callback in self._here.items():
             states[name] = _call(name, callback.state_dict)

@@ -27,13 +27,7 @@ from .timeline import Timeline
 
 
 def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Source, Source | None]:
-    """Return the sources of training and validation images; the latter None without evaluation.
-
-    ``on_fault`` is called with each fault of the data; by default only what stops training counts.
-
-    Raises:
-        RecipeError, DataError: the data are missing or cannot be used.
-    """
+    """Return the sources of training and validation images; the latter None without evaluation."""
     data = recipe.data
     if data.source == "synthetic":
         val = Synthetic(data.val_images, data.classes) if data.val_images else None
@@ -69,10 +63,7 @@ def build_sources(recipe: Recipe, on_fault: OnFault | None = None) -> tuple[Sour
 def open_split(
     data: Data, name: str, classes: tuple[str, ...] | None = None, on_fault: OnFault | None = None
 ) -> ImageSource:
-    """Open the images of one split, ``train`` or ``val``.
-
-    Class folders without either are training images.
-    """
+    """Open the images of one split, ``train`` or ``val``."""
     assert data.path is not None  # checked by the schema
     if data.source == "folder":
         divided = any(Path(data.path, split).is_dir() for split in ("train", "val"))

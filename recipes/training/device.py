@@ -63,10 +63,7 @@ class DeviceSettings:
             torch.backends.cudnn.benchmark = benchmark
 
     def in_words(self) -> str:
-        """Name the settings; empty if they are what torch does by itself.
-
-        For example ``channels-last memory format, cuDNN benchmark on, TF32 on``.
-        """
+        """Name the settings; empty if they are what torch does by itself."""
         switches = {"cuDNN benchmark": self.cudnn_benchmark, "TF32": self.tf32}
         told = [f"{n} {'on' if on else 'off'}" for n, on in switches.items() if on is not None]
         if not told and not self.channels_last:
@@ -85,13 +82,10 @@ def device_settings(recipe: Recipe, device: torch.device) -> DeviceSettings:
 
 @contextmanager
 def _tf32(on: bool | None) -> Iterator[None]:
-    """Context manager that turns TF32 on or off in cuBLAS and cuDNN; nothing if ``on`` is None.
-
-    torch keeps this twice: in the flags of torch 1.12, and since 2.9 by backend and operator. The
-    old setters write both. The new setters write only the new flags; the getters of the old flags
-    then raise, and the autotuning of torch.compile calls them in torch 2.11 (pytorch/pytorch, issue
-    166387).
-    """
+    """Context manager that turns TF32 on or off in cuBLAS and cuDNN; nothing if ``on`` is None."""
+    # torch keeps this in the flags of torch 1.12, and since 2.9 by backend and operator. The old
+    # setters write both; after the new ones the old getters raise, and torch.compile calls them in
+    # torch 2.11 (pytorch/pytorch, issue 166387).
     if on is None:
         yield
         return
@@ -133,15 +127,7 @@ def settle(
     loader: Loader,
     job: Job,
 ) -> tuple[bool | str, str]:
-    """Decide what the recipe's ``compile`` stands for, and prepare the compiler; a collective.
-
-    ``asked`` is the key in the recipe, and ``saved`` that in the checkpoint that the run resumes
-    from, None without one.
-
-    Returns:
-        The key with False or a mode in place of ``auto``; and a warning if the run was to be
-        compiled and cannot, else an empty string.
-    """
+    """Decide what the recipe's ``compile`` stands for, and prepare the compiler; a collective."""
     chosen = _chosen(saved, timeline, model, job.device) if asked == "auto" else asked
     if chosen:
         set_compiler(len({phase.image_size for phase in timeline.phases}), loader.cores)
@@ -178,10 +164,7 @@ def passes(timeline: StageTimeline) -> int:
 
 
 def why_it_cannot_compile(device: torch.device) -> str:
-    """Compile a small function; return the error in one line, or an empty string.
-
-    Inductor needs a C compiler and Python's headers, which a machine with torch may lack.
-    """
+    """Compile a small function; return the error in one line, or an empty string."""
     try:
         torch.compile(lambda x: x * 2 + 1, dynamic=False)(torch.ones(8, device=device))
     except Exception as error:  # of Dynamo, Inductor, Triton or the compiler
@@ -190,16 +173,11 @@ def why_it_cannot_compile(device: torch.device) -> str:
 
 
 def set_compiler(image_sizes: int, cores: int) -> None:
-    """Set what torch.compile may use and keep in this process.
-
-    A function has a graph for each of ``image_sizes`` sizes of training, and one in evaluation;
-    past torch's own limit it would run eagerly, with a warning only in torch's log. And Inductor
-    has as many processes as this rank has ``cores``, unless TORCHINDUCTOR_COMPILE_THREADS says
-    otherwise.
-    """
+    """Set what torch.compile may use and keep in this process."""
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
+    # A graph for each size in training, and one in evaluation: past the limit it would run eagerly.
     dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * image_sizes + 2)
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         inductor.compile_threads = cores

@@ -25,18 +25,11 @@ from ...amp import Precision, full_precision_state_dict
 from ...pipeline import Loader
 from ..errors import AgreedError
 from ..ranks import Job
-from ..schema.sections import Ema
 from .watch.clocks import METERS
 
 
 class Meter:
-    """The mean loss of many batches, and the accuracy of some of them.
-
-    The sums stay on the device until they are read; images are counted on the host. The loss is
-    that of all batches since the last reading, at the cost of one operator for each. Accuracy costs
-    many, and so a step of training measures it only if the meter is read after it
-    (:meth:`begin_step`): it is then that of the step's global batch.
-    """
+    """The mean loss of many batches, and the accuracy of some of them."""
 
     def __init__(self, device: torch.device) -> None:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -47,10 +40,7 @@ class Meter:
         self._before: tuple[Tensor, int] | None = None  # loss and images at the start of the step
 
     def begin_step(self, *, measures_accuracy: bool, may_drop: bool = False) -> None:
-        """Begin a step of training: from here on accuracy is that of this step, or not measured.
-
-        ``may_drop`` is whether :meth:`drop_step` may be called.
-        """
+        """Begin a step of training: from here on accuracy is that of this step, or not measured."""
         self._before = (self._loss.clone(), self._images) if may_drop else None
         self._measures_accuracy = measures_accuracy
         if self._judged:
@@ -65,11 +55,7 @@ class Meter:
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch: its mean loss, 0-d, logits ``[n, classes]`` and labels ``[n]``, int64.
-
-        Mixed images have weights of the classes, ``[n, classes]``, in place of labels: the class of
-        an image is then that of the largest weight.
-        """
+        """Add a batch: its mean loss, 0-d, logits ``[n, classes]`` and labels ``[n]``, int64."""
         count = len(labels)
         self._loss.add_(loss, alpha=count)
         self._images += count
@@ -102,12 +88,7 @@ class Meter:
             self._norms = None
 
     def read(self, job: Job) -> tuple[dict[str, float], int]:
-        """Return the means over all ranks and reset the sums; a collective and a host sync.
-
-        They are the mean ``loss``; ``top1`` and ``top5`` in percent if accuracy was measured; the
-        mean ``gradient_norm`` if any has been added (NaN if none was finite). Beside them, the
-        number of images.
-        """
+        """Return the means over all ranks and reset the sums; a collective and a host sync."""
         counts = torch.tensor([self._images, self._judged], dtype=torch.float64)
         with record_function(METERS):
             sums = [self._loss[None], self._hits.double(), counts.to(self._loss.device)]
@@ -128,20 +109,9 @@ class Meter:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Loader, precision: Precision, job: Job) -> dict[str, float]:
-    """Evaluate a model on every usable image of a loader's source, each exactly once; a collective.
-
-    The model always sees full batches, so that torch.compile and cuDNN's benchmark see one shape:
-    incomplete batches, at the end or where images were skipped, are padded with zeros, whose
-    outputs are dropped. An image must not change the output of others, as it would in a model that
-    takes statistics over the batch in evaluation too.
-
-    Returns:
-        ``loss`` (without label smoothing), with ``top1`` and ``top5`` in percent.
-
-    Raises:
-        AgreedError: no image can be used.
-        RuntimeError: the ranks together did not see each image once.
-    """
+    """Evaluate a model on each usable image of a loader's source exactly once; a collective."""
+    # Batches are always full, so that torch.compile and cuDNN's benchmark see one shape: what is
+    # missing is padded with zeros, whose outputs are dropped.
     meter = Meter(job.device)
     model.eval()
     for images, labels in loader:
@@ -195,10 +165,7 @@ def kept(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @torch.no_grad()
 def average_buffers(model: nn.Module, job: Job) -> None:
-    """Average floating-point buffers (batch norm's running statistics) over all ranks, in place.
-
-    In training, each rank updates them from its own micro-batches only. A collective.
-    """
+    """Average floating-point buffers (batch norm's running statistics) over all ranks, in place."""
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if job.world_size == 1 or not buffers:
         return
@@ -212,32 +179,13 @@ def average_buffers(model: nn.Module, job: Job) -> None:
 
 
 class WeightAverage:
-    """Moving average of a model's parameters and floating-point buffers, in FP32 on its device.
-
-    It starts from the current weights. In half precision it averages the optimizer's FP32 masters
-    if there are any. Batch norm's running statistics are averaged with the weights, so that they
-    are, to first order, those of the averaged network. Each rank averages its own statistics; their
-    mean over ranks, taken before each evaluation, is the average of the means. A step skipped
-    because of a gradient overflow still counts as an update.
-
-    ``model`` is as it is trained, converted to its precision, without its DDP wrapper. ``decay`` is
-    the weight of the old average in an update, between 0 and 1; in the n-th update (from 1) at most
-    ``(1 + n) / (10 + n)``, so that it soon forgets the random initial weights.
-    ``parameters`` and ``buffers`` are averages by name, FP32; the buffers are those of this rank.
-    """
+    """Moving average of a model's parameters and floating-point buffers, in FP32 on its device."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, decay: float) -> None:
         self._model, self._optimizer, self._decay = model, optimizer, decay
         self._held = dict(model.named_parameters())
         self._held_buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
         self.restart()
-
-    @classmethod
-    def of(cls, section: Ema, model: nn.Module, optimizer: Optimizer) -> WeightAverage | None:
-        """Return the average that a recipe's section ``ema`` asks for; None without a decay."""
-        if section.decay is None:
-            return None
-        return cls(model, optimizer, section.decay)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -250,6 +198,7 @@ class WeightAverage:
     def update(self) -> None:
         """Add the current weights to the average, without synchronizing with the device."""
         self.updates += 1
+        # Lower at first, so that it soon forgets the random initial weights.
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
         now = [self._exact(p).float() for p in self._held.values()]
         now += [b.float() for b in self._held_buffers.values()]

@@ -29,20 +29,7 @@ _BATCH = 250
 
 
 def start_from(path: str, model: nn.Module, name: str) -> str:
-    """Copy weights from a file, a folder or timm into a model, in place.
-
-    The model keeps its own classifier if the file has none, or one for another number of classes.
-    All other tensors must match: each tensor of the file has its place in the model, and each
-    tensor of the model is in the file, except for residual blocks that come later in a stage than
-    the file's.
-
-    ``path`` is a file or folder that :func:`read_weights` reads, or ``timm:NAME``; the model, which
-    messages call ``name``, is in FP32 on the CPU. Returns in words what was copied and is new.
-
-    Raises:
-        RecipeError: ``path`` holds no weights, or those of another model; the message names the
-            first tensor that does not match.
-    """
+    """Copy weights from a file, a folder or timm into a model, in place."""
     passed_over: tuple[str, ...] = ()
     if path.startswith(TIMM):
         theirs = weights_of(path.removeprefix(TIMM), "init.from")
@@ -81,10 +68,7 @@ def start_from(path: str, model: nn.Module, name: str) -> str:
 
 
 def _new_blocks(model: nn.Module, theirs: dict[str, Tensor]) -> dict[str, nn.Module]:
-    """Return the residual blocks that a shallower model lacks, with their last norm layers.
-
-    The first block of a stage is never among them, as it changes the shape: the file must have it.
-    """
+    """Return the residual blocks that a shallower model lacks, with their last norm layers."""
     blocks = residual_blocks(model)
     found = {}
     for block, norm in blocks.items():
@@ -136,20 +120,7 @@ def start_from_images(
     data: Data,
     seed: int,
 ) -> str | None:
-    """Call a model's ``init_from_images`` with the number of images that the recipe asks for.
-
-    They are training images drawn at random, the same for every seed, transformed as in evaluation:
-    one FP32 tensor of shape ``[N, 3, size, size]`` on the CPU. A model with an attribute
-    ``needs_images`` that is true is not trained without.
-
-    Returns:
-        What was done, in words; None if the recipe asks for no images.
-
-    Raises:
-        RecipeError: The recipe asks for no images and the model needs some, or it asks for more
-            images than there are, or the model has no such method.
-        DataError: An image cannot be read.
-    """
+    """Call a model's ``init_from_images`` with the number of images that the recipe asks for."""
     initialize = getattr(model, _METHOD, None)
     if count is None:
         if getattr(model, "needs_images", False):

@@ -57,16 +57,7 @@ def age_seconds() -> float:
 
 @contextmanager
 def ending_in_one_line() -> Iterator[None]:
-    """Context manager of a run's process, in which a signal ends it in one line.
-
-    That is what :data:`STOPPING` do outside of :func:`noted`: rank 0 prints the line, and
-    SystemExit is raised on the main thread, with 128 + the number. If that thread does not answer
-    within seconds, or the same signal comes again, the process ends by the signal. SIGXCPU does not
-    count twice: the kernel repeats it each second. A signal that is ignored at the start, as SIGHUP
-    under nohup, stays ignored.
-
-    Does nothing inside of another one, and outside of the main thread.
-    """
+    """Context manager of a run's process, in which a signal ends it in one line."""
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -81,11 +72,7 @@ def ending_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def noted(note: Callable[[int], None]) -> Iterator[None]:
-    """Context manager of a training loop, in which a signal only calls ``note`` with its number.
-
-    The same signal a second time ends the process at once. Under torchrun, it counts as a second
-    one only if it comes 5 seconds after the first or later.
-    """
+    """Context manager of a training loop, in which a signal only calls ``note`` with its number."""
     with ending_in_one_line():
         handling = _handling
         if handling is None or threading.current_thread() is not threading.main_thread():
@@ -152,6 +139,7 @@ class _Handling:
                     if self.note is None:
                         wait = threading.Thread(target=self._await, args=(number,), daemon=True)
                         wait.start()
+                # The kernel repeats SIGXCPU each second.
                 elif number != signal.SIGXCPU and now - first[number] >= passed_on:
                     _end_by(number)
 
@@ -198,12 +186,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @contextmanager
 def going_on() -> Iterator[None]:
-    """Context manager in which a closed standard output, or standard error, ends nothing.
-
-    ``| head`` closes the pipe, as does a ``tee`` that has ended; a terminal may be gone. Whatever
-    then prints, be it a user's callback, would end the run with an error. What is written after
-    that is lost. Output that was redirected within Python stays as it is.
-    """
+    """Context manager in which a closed standard output, or standard error, ends nothing."""
     before = sys.stdout, sys.stderr
     if sys.stdout is sys.__stdout__ and sys.stdout is not None:
         sys.stdout = _lasting(sys.stdout)
@@ -230,10 +213,9 @@ def _lasting(stream: Any) -> io.TextIOWrapper:
 
 
 class _Lasting(io.FileIO):
-    """A file descriptor that becomes that of the null device once nobody reads it.
+    """A file descriptor that becomes that of the null device once nobody reads it."""
 
-    So output of libraries in C, and of child processes, goes there too.
-    """
+    # So output of libraries in C, and of child processes, goes there too.
 
     def write(self, data: Any) -> int:
         try:
@@ -252,17 +234,9 @@ class _Lasting(io.FileIO):
 
 @contextmanager
 def reported_once(reports: Callable[[Exception], bool]) -> Iterator[None]:
-    """Exit with one line for an error that the user can fix, printed by the rank that reports it.
-
-    torchrun ends all processes of a machine as soon as one has ended. So the other ranks wait for
-    that, or the one that reports could be ended before it has printed anything. A rank that is
-    still there after that reports the error itself, as it may be the only one that has it. Where a
-    rank is lost, torchrun is ending the others already. Any other exception is raised at once.
-
-    The rank that ``reports`` an error that the user can fix also passes its message to torchrun,
-    which shows it as the root cause at the end of its own report, instead of the advice to look for
-    a traceback.
-    """
+    """Exit with one line for an error that the user can fix, which one rank prints."""
+    # torchrun ends all processes of a machine once one has ended. So the ranks that do not report
+    # wait for that, and one that is still there afterwards reports the error itself.
     has_waited = False
     with exit_on_user_error(lambda error: has_waited or reports(error)):
         try:
@@ -280,10 +254,8 @@ def reported_once(reports: Callable[[Exception], bool]) -> Iterator[None]:
 
 
 def pass_to_torchrun(message: str) -> None:
-    """Write the file from which torchrun reads the error of a process.
-
-    It has the form of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
-    """
+    """Write the file from which torchrun reads the error of a process."""
+    # In the form of torch.distributed.elastic.multiprocessing.errors.ErrorHandler.
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         about = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError), open(path, "w") as file:  # such as on a full disk

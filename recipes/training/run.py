@@ -72,16 +72,7 @@ def start_up(
     results: bool = True,
     began_seconds: float = 0.0,
 ) -> Run:
-    """Build a run, move it to its device, load its checkpoint, and show what it is; a collective.
-
-    Nothing but warnings is shown where it is ``quiet``, and these only if it ``warns``. The
-    callbacks are called after the recipe's. With ``results``, weights, report and summary are
-    written at the end of the run. It, or its process, began to start ``began_seconds`` ago.
-
-    Raises:
-        RecipeError: The recipe does not fit the data, the machine or the run folder. Raised on all
-            ranks, before anything is written.
-    """
+    """Build a run, move it to its device, load its checkpoint, and show it; a collective."""
     clock = RunClock(began_seconds)
     place = agreed_place(loaded, job)
     with job.raise_on_all_ranks():
@@ -146,7 +137,8 @@ def start_up(
     if ddp:
         with settings.applied():
             lay_out_buckets(ddp, take_step, loader)
-    ema = WeightAverage.of(recipe.ema, model, optimizer)
+    decay = recipe.ema.decay
+    ema = None if decay is None else WeightAverage(model, optimizer, decay)
     resumes = components.resume_from
     if resumes:  # after DDP, which starts by copying rank 0's buffers to all ranks
         checkpoint.load(resumes, model, optimizer, job, ema)

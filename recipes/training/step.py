@@ -32,13 +32,7 @@ WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 class TrainingStep:
-    """Takes the optimizer steps of a run.
-
-    The model is on its device, converted to its precision; ``ddp`` is its wrapper, if there are
-    several ranks. ``loss`` is the mean loss of the logits of a micro-batch against its labels, or
-    the targets that ``mix`` gives. Gradients are clipped to ``max_norm`` after ``noise`` has
-    measured them. ``compile_mode`` is that of torch.compile, for training and evaluation.
-    """
+    """Takes the optimizer steps of a run."""
 
     def __init__(
         self,
@@ -82,18 +76,10 @@ class TrainingStep:
         waits: bool = False,
         stops: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Take a step on the next ``accumulation`` micro-batches.
+        """Take a step on the next ``accumulation`` micro-batches; False if it was dropped.
 
-        The meter is given their losses and logits, and the norm of the gradients. With ``waits``,
-        the host waits for the device, to look whether too many steps were skipped. ``stops`` is
-        asked between two micro-batches whether to drop the step; on several ranks it must not.
-
-        Returns:
-            Whether the step was made. One that was dropped has changed nothing but the place in
-            ``batches``.
-
-        Raises:
-            GradientOverflowError: Too many steps in a row were skipped.
+        With ``waits``, the host looks whether too many steps were skipped. ``stops`` is asked
+        between two micro-batches whether to drop the step, which on several ranks it must not.
         """
         phases = self.phases
         if self._ddp is None and accumulation > 1:  # of batch norm, which counts each micro-batch
@@ -104,7 +90,7 @@ class TrainingStep:
                     batch = next(batches)
                 images, labels = self.mix(*batch)
                 loss, logits = self.forward_backward(images, labels, place, accumulation)
-                if self._ddp is not None and place == accumulation - 1:
+                if place == accumulation - 1:
                     phases.backward_returned()
                 with ranged(METERS):
                     meter.add(loss, logits, labels)
@@ -146,14 +132,13 @@ class TrainingStep:
     ) -> tuple[Tensor, Tensor]:
         """Add the gradients of micro-batch ``place``, from 0, of the ``accumulation`` of a step.
 
-        Images are ``[n, 3, size, size]``, labels as :func:`training_loss` takes them. Returns the
-        mean loss, 0-d, and the logits, ``[n, classes]``, both without a graph. The next call may
-        overwrite them.
+        Returns the mean loss, 0-d, and the logits, ``[n, classes]``, without a graph; the next call
+        may overwrite them.
         """
         if self._overwrites:
             torch.compiler.cudagraph_mark_step_begin()
-        reduces = self._ddp is None or place == accumulation - 1
-        with nullcontext() if reduces or self._ddp is None else self._ddp.no_sync():
+        ddp, is_last = self._ddp, place == accumulation - 1
+        with nullcontext() if ddp is None or is_last else ddp.no_sync():
             with self.phases(FORWARD), self.precision.forward():
                 loss, logits = self._forward(images, labels)
             with self.phases(BACKWARD):
@@ -194,15 +179,9 @@ def data_parallel(
 
 
 def lay_out_buckets(ddp: DistributedDataParallel, step: TrainingStep, loader: Loader) -> None:
-    """Train one micro-batch of zeros without an update, so that DDP fixes its buckets beforehand.
-
-    DDP rebuilds its buckets after its first backward pass, in the order in which gradients became
-    ready, which changes the order of summation. Without this, a resumed run would rebuild them at
-    another step than the uninterrupted run. Weights and buffers stay as they are.
-
-    The pass is that of training, on a batch of the same form, so that torch.compile compiles once
-    and cuDNN tries its algorithms once.
-    """
+    """Train a micro-batch of zeros without an update, so that DDP fixes its buckets beforehand."""
+    # DDP rebuilds its buckets after its first backward pass, in the order in which gradients became
+    # ready, which changes the order of summation: a resumed run would do so at another step.
     images, labels = (part.zero_() for part in loader.empty_batch())
     last = loader.accumulation - 1  # the micro-batch whose backward pass reduces
     with kept(ddp.module.buffers()):

@@ -34,12 +34,10 @@ _SECONDS_TO_RECORD = 5
 
 
 class StepAgreement:
-    """The largest of the numbers that ranks give at the end of a step, known two steps later.
+    """The largest of the numbers that ranks give at the end of a step, known two steps later."""
 
-    Every rank reads the number of the same step, so that all do the same after it; a look into the
-    job's store might tell one rank a step before another. One number is reduced at a time on the
-    default process group, asynchronously: no host waits for a step that it has just queued.
-    """
+    # Every rank reads the number of the same step, so that all do the same after it. One number is
+    # reduced at a time, asynchronously: no host waits for a step that it has just queued.
 
     def __init__(self, device: torch.device) -> None:
         slots = DELAY + 1
@@ -53,11 +51,7 @@ class StepAgreement:
             self._read = torch.zeros(slots, dtype=torch.int32, pin_memory=True)
 
     def tell(self, number: int) -> int:
-        """Give this rank's number, at least 0, at the end of a step; a collective.
-
-        Returns:
-            The largest number of all ranks at the end of the step before the last; 0 at first.
-        """
+        """Give this rank's number, at least 0, at the end of a step; a collective."""
         slot, oldest = self._slot, (self._slot + 1) % len(self._work)
         mine = self._numbers[slot : slot + 1].fill_(number)
         work: Any = dist.all_reduce(mine, dist.ReduceOp.MAX, async_op=True)
@@ -86,11 +80,7 @@ class StepAgreement:
 
 
 class Stopping:
-    """Decides whether a run stops, the same on all ranks.
-
-    A rank alone stops after the step in which a signal or a wish came, several ranks two steps
-    later.
-    """
+    """Decides whether a run stops, the same on all ranks."""
 
     def __init__(self, job: Job, warn: Callable[[str], None]) -> None:
         self.received = 0  # number of the last signal that this rank has received; 0: none

@@ -74,24 +74,14 @@ def one_hot(labels: Tensor, classes: Tensor) -> Tensor:
 
 
 class Mixer:
-    """Mixes the micro-batches that a loader delivers, by the recipe's section ``mixing``.
-
-    The run's ``seed`` is below 2^64. The loader says where in the stream its last micro-batch
-    begins.
-    """
+    """Mixes the micro-batches that a loader delivers, by the recipe's section ``mixing``."""
 
     def __init__(self, options: Mixing, seed: int, loader: Loader) -> None:
         self._options, self._seed, self._loader = options, seed, loader
         self._classes = torch.arange(len(loader.source.classes), device=loader.device)
 
     def __call__(self, images: Tensor, labels: Tensor) -> Batch:
-        """Return the loader's last micro-batch, mixed, in new tensors.
-
-        Images are FP32 or FP16, ``[n, 3, height, width]``, in any memory format, and stay so: a
-        weight of mixup is rounded to their dtype. Of labels, int64, ``[n]``, the weights of the
-        classes are returned, FP32, ``[n, classes]``, without label smoothing, which the loss
-        applies.
-        """
+        """Return the loader's last micro-batch, mixed, in new tensors."""
         group, (height, width) = self._options.group, images.shape[-2:]
         first = self._loader.batch_position // group
         drawn = draws(self._options, self._seed, first, len(images) // group, height, width)
@@ -119,10 +109,8 @@ def draws(
 ) -> NDArray[np.float32]:
     """Draw how ``count`` groups are mixed, after the ``first`` ones of the stream.
 
-    Returns:
-        For each group, FP32, ``[count, 6]``: top, bottom, left and right of the box that is mixed,
-        in pixels and without bottom and right themselves, which is the whole image for mixup; an
-        image's own weight inside of it, which outside is 1; and the own weight of its label.
+    Returns FP32, ``[count, 6]``: top, bottom, left and right of the box that is mixed, in pixels,
+    which is the whole image for mixup; an image's own weight in it; and that of its label.
     """
     bits = np.random.Philox(key=np.array([seed, _PURPOSE], dtype=np.uint64))
     bits.advance(first * _UNIFORMS // _PHILOX_WORDS)
@@ -148,11 +136,9 @@ def draws(
 def _beta(
     alpha: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Draws of Beta(alpha, alpha), each from two uniform numbers in [0, 1).
-
-    Student's t with 2 alpha degrees of freedom (Bailey 1994), transformed: Devroye 1996, "Random
-    variate generation in one line of code". NumPy's own may change with its version (NEP 19).
-    """
+    """Draws of Beta(alpha, alpha), each from two uniform numbers in [0, 1)."""
+    # Student's t with 2 alpha degrees of freedom (Bailey 1994), transformed: Devroye 1996, "Random
+    # variate generation in one line of code". NumPy's own may change with its version (NEP 19).
     angle = np.cos(2 * np.pi * second)
     with np.errstate(over="ignore", divide="ignore"):  # infinity gives a weight of 0 or 1
         squared = np.expm1(-np.log(first) / alpha) * angle**2

@@ -100,11 +100,7 @@ class Timeline(StageTimeline):
         return math.floor(self.position(step) / period + 1e-9)
 
     def last_step(self, recipe: Recipe) -> int:
-        """Number of steps that the run makes before it stops.
-
-        Raises:
-            RecipeError: ``stop_after`` is less than one step.
-        """
+        """Number of steps that the run makes before it stops."""
         if recipe.stop_after is None:
             return self.total_steps
         last = min(self.total_steps, self.steps(recipe.stop_after))
@@ -121,12 +117,7 @@ def timeline_of(
     """Lay out the run of a recipe on ``images`` training images and ``world_size`` ranks.
 
     Where the recipe leaves ``micro_batch_size`` open, ``largest_micro`` is the most images per rank
-    and forward pass at the start of the run, such as fitted into memory on another number of ranks;
-    more are accumulated. None: all images of a rank in a step.
-
-    Raises:
-        RecipeError: the run has no step, its stages are not in order, or a global batch does not
-            divide among the ranks.
+    and forward pass at the start of the run; None: all images of a rank in a step.
     """
     batch, micro = recipe.batch_size, recipe.micro_batch_size
     _check_divides("batch_size", batch, micro, world_size)
@@ -172,10 +163,7 @@ def _epoch_of(start: Span, epochs: float, timeline: StageTimeline) -> float:
 
 
 def _fitting(recipe: Recipe, share: int, most: int) -> int:
-    """The largest micro-batch up to ``most`` that divides the images of a rank in a step.
-
-    It holds whole slices of batch norm and groups of mixing, if the recipe has such and one does.
-    """
+    """The largest micro-batch up to ``most`` that divides the images of a rank in a step."""
     divisors = [n for n in range(min(share, most), 0, -1) if share % n == 0]
     whole = (n for n in divisors if n % recipe.micro_batch_unit == 0)
     return next(whole, divisors[0])
@@ -223,11 +211,7 @@ class LearningRates:
 
 
 def learning_rates(recipe: Recipe, timeline: Timeline) -> LearningRates:
-    """Return the learning rates of a recipe along the timeline of its run.
-
-    Raises:
-        RecipeError: a length does not fit into the run, or contradicts another one.
-    """
+    """Return the learning rates of a recipe along the timeline of its run."""
     section, peak = recipe.schedule, recipe.optimizer.lr
     total_steps = timeline.total_steps
     rise = timeline.steps(section.warmup)
@@ -295,10 +279,7 @@ def _steps_of(span: Span, timeline: Timeline) -> str:
 
 
 def schedule_in_words(recipe: Recipe, rates: LearningRates, timeline: Timeline) -> str:
-    """Describe a schedule: warm-up, peak, decay and end, in one line.
-
-    For example ``linear warm-up to 24.699 in 31 epochs, power-2 decay to 0.0001 at the end``.
-    """
+    """Describe a schedule: warm-up, peak, decay and end, in one line."""
     section, peak = recipe.schedule, f"{recipe.optimizer.lr:g}"
     parts = [f"{peak} from the start"]
     if rates.warmup_steps:

@@ -60,18 +60,7 @@ class Trainer:
         return cls(start_up(loaded, job, **options))
 
     def run(self) -> dict[str, Any]:
-        """Train, evaluate, and write the run folder.
-
-        Returns:
-            The summary, as in ``summary.json``; empty on all ranks but rank 0, where a callback
-            stopped the run, and without ``results``.
-
-        Raises:
-            SystemExit: After one of :data:`.process.STOPPING`, once a checkpoint is written.
-            TrainingError: The loss or the weights are no longer finite, or too many consecutive
-                steps were skipped. Raised on all ranks; the checkpoints are from before.
-            CallbackError: A callback failed.
-        """
+        """Train, evaluate, and write the run folder."""
         check_shared(self.run_dir, self.job)
         locked = self._checkpoints.locked(
             self.step, lambda: self._stopping.asked, lambda: self._ended

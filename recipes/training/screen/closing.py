@@ -46,10 +46,7 @@ from ..watch.clocks import PARTS, PHASES, RunClock
 def end_early(
     run: RunContext, clock: RunClock, status: Status, step: int, by_signal: int, why: str
 ) -> dict[str, Any]:
-    """Show the end of a run that was stopped or diverged, and return its facts; else nothing.
-
-    ``by_signal`` is the number of the signal that stopped it, or 0; ``why`` a callback's reason.
-    """
+    """Show the end of a run that was stopped or diverged, and return its facts; else nothing."""
     if not run.job.is_main or status not in ("stopped", "diverged"):
         return {}
     facts = ending_facts(status, run, clock, step)
@@ -65,11 +62,7 @@ def end_early(
 
 
 def write_recipe(run: RunContext, notices: Iterable[str]) -> None:
-    """Write ``recipe.yaml`` with every key, and make the folder.
-
-    Raises:
-        RecipeError: The folder cannot be made or written.
-    """
+    """Write ``recipe.yaml`` with every key, and make the folder."""
     head = "".join(f"# {line}\n" for line in (f"The recipe {run.name} as it ran.", *notices))
     with writing(run.run_dir):
         write_text(run.run_dir / RECIPE, head + dump(run.recipe))
@@ -82,13 +75,7 @@ def write_results(
     skipped_images: int,
     clock: RunClock,
 ) -> dict[str, Any]:
-    """Write weights in FP32, report and summary of a run that has finished, and show its end.
-
-    ``average`` is the state dict of the moving average of the weights. Returns the summary.
-
-    Raises:
-        StorageError: A file cannot be written.
-    """
+    """Write weights in FP32, report and summary of a run that has finished, and show its end."""
     loader = run.loader
     with _storage_errors(run.run_dir):
         write_weights(run.run_dir / WEIGHTS, full_precision_state_dict(run.model, run.optimizer))
@@ -124,12 +111,7 @@ def write_results(
 
 
 def input_advice(summary: dict[str, Any], loader: Loader, job: Job) -> list[str]:
-    """Return advice on the input of a finished run; empty if it hardly waited for its data.
-
-    The first step's wait, in which the input starts up, does not count: a longer run would not
-    repeat it. Times the stages of the input on some images of the run, for a few seconds. The first
-    line has these times, and the others remedies.
-    """
+    """Return advice on the input of a finished run; empty if it hardly waited for its data."""
     wait_share = summary.get("steady_wait_share", 0.0)
     if wait_share < INPUT_BOUND or loader.backend == "synthetic":
         return []
@@ -169,14 +151,7 @@ def _storage_errors(run_dir: Path) -> Iterator[None]:
 def ending_facts(
     status: Status, run: RunContext, clock: RunClock, step: int | None = None
 ) -> dict[str, Any]:
-    """Return what the files of a run hold of its end, after ``step`` or as its metrics tell.
-
-    That is what :func:`.outcome.results_of` tells, and ``total_steps``; ``checkpoint_step`` of a
-    run that was stopped, the step of its newest checkpoint, or None; ``target`` with the step, the
-    epoch and the time at which ``target_accuracy`` was reached, or None; ``from_step``, at which
-    this process began; ``time_spent`` and ``training_time`` of this process, in seconds; and
-    ``next``, the commands to go on with.
-    """
+    """Return what the files of a run hold of its end, after ``step`` or as its metrics tell."""
     metrics = metrics_of(run.run_dir)
     made = run.step if step is None else step
     place: dict[str, Any] = {"step": made, "epoch": run.timeline.epoch(made)}
@@ -195,10 +170,7 @@ def ending_facts(
 
 
 def _target(accuracy: float | None, metrics: Metrics) -> dict[str, Any] | None:
-    """When a top-1 accuracy in percent was first reached, by the time of training and evaluation.
-
-    None without a target, and while it is not reached.
-    """
+    """When a top-1 accuracy was first reached, by the time of training and evaluation."""
     hit = None if accuracy is None else first_at(metrics.val, accuracy)
     if hit is None:
         return None
@@ -275,12 +247,7 @@ def _where_the_time_went(facts: dict[str, Any]) -> Iterable[tuple[str, float, st
 
 
 def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> list[str]:
-    """Return at most two commands to go on with, the more useful one first.
-
-    They are built from the recipe in the run's folder, which has every key with the overrides of
-    the command line, so that none of them has to be typed again. Of a run that failed, the error
-    says what to do.
-    """
+    """Return at most two commands to go on with, the more useful one first."""
     folder, job = str(run.run_dir), run.job
     report = shlex.join(["largebatch", "report", folder, "--out", "report.html"])
     if status == "stopped":
@@ -300,11 +267,7 @@ def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> 
 
 
 def resume_commands(run: RunContext, *overrides: str) -> list[str]:
-    """Return the command that continues a run from its newest checkpoint, on as many processes.
-
-    None on several machines, whose launcher has a command of its own, which continues the run with
-    ``resume=true``.
-    """
+    """Return the command that continues a run from its newest checkpoint, on as many processes."""
     job, place = run.job, override("run_dir", str(run.run_dir))
     if job.world_size > job.local_world_size:
         return []

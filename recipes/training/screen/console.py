@@ -21,12 +21,7 @@ from ..watch.memory import gpu_of
 
 
 class Display:
-    """Output of a run: a progress bar on a terminal that can have one, plain lines elsewhere.
-
-    What to take for a terminal, and its colours, is decided by rich: NO_COLOR, FORCE_COLOR,
-    TTY_COMPATIBLE and TTY_INTERACTIVE apply. Rank 0 shows something; if it is ``quiet``, nothing
-    but warnings. ``now`` returns the present time in seconds, of any origin.
-    """
+    """Output of a run: a progress bar on a terminal that can have one, plain lines elsewhere."""
 
     _run: RunContext
     _time_left: TimeLeft
@@ -80,10 +75,7 @@ class Display:
     def metrics(
         self, split: str, step: int, epoch: float, values: dict[str, float], slow: str = ""
     ) -> None:
-        """Show new metrics: on the progress bar in training, else on a line of their own.
-
-        ``slow`` are the ranks that hold the others up, in short; empty if there are none.
-        """
+        """Show new metrics: on the progress bar in training, else on a line of their own."""
         if not self._shows:
             return
         if split == "train":
@@ -158,10 +150,7 @@ def _gigabytes(used: float, total: int | None) -> str:
 
 
 class Bar(Progress):
-    """The steps and the time left on one line, the values of the last reading below it.
-
-    Of the values, what has no room on a line is cut off.
-    """
+    """The steps and the time left on one line, the values of the last reading below it."""
 
     def __init__(self, console: Console, total_steps: int, step: int) -> None:
         self.values = ""

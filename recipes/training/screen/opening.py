@@ -40,12 +40,7 @@ def show_opening(
     notices: Iterable[str] = (),
     changes: Iterable[str] = (),
 ) -> None:
-    """Show the lines of a run, then notices and what the run begins with.
-
-    ``asked`` are the keys of the recipe before anything was chosen for ``auto``, ``memory`` is what
-    a step needs, in words, or empty, and ``changes`` are those in the recipe since the checkpoint
-    was written.
-    """
+    """Show the lines of a run, then notices and what the run begins with."""
     recipe, start = run.recipe, components.resume_from
     parameters = sum(p.numel() for p in run.model.parameters())
     average = "" if recipe.ema.decay is None else f", average of the weights {recipe.ema.decay:.4g}"

@@ -83,7 +83,8 @@ def test_the_peak_is_what_the_allocator_gives(precision, keys, accumulation, tmp
         model = form.convert(layers())
         optimizer = build_optimizer(recipe, model)
         step = TrainingStep(model, None, optimizer, form, loss=loss_of(recipe))
-        average = WeightAverage.of(recipe.ema, model, optimizer)
+        decay = recipe.ema.decay
+        average = None if decay is None else WeightAverage(model, optimizer, decay)
         dtype = torch.float16 if precision.startswith("fp16") else torch.float32
         batch = images, labels = torch.randn(64, 3, 10, 10).to(dtype), torch.zeros(64).long()
         if recipe.mixing.is_on:  # beside the loader's batch
