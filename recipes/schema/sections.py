@@ -60,12 +60,12 @@ class BatchNorm(Section):
         description="Ghost batch norm: statistics of slices of this many images, a divisor of the "
         "micro-batch.",
     )
-    ranks: Annotated[
-        PositiveInt | Literal["all"] | None, must_be("a number of ranks, or all")
-    ] = Field(
-        None,
-        description="Synchronized batch norm: statistics over the micro-batches of this many "
-        "consecutive ranks, a divisor of the number of ranks, or of all ranks.",
+    ranks: Annotated[PositiveInt | Literal["all"] | None, must_be("a number of ranks, or all")] = (
+        Field(
+            None,
+            description="Synchronized batch norm: statistics over the micro-batches of this many "
+            "consecutive ranks, a divisor of the number of ranks, or of all ranks.",
+        )
     )
 
     def group(self, world_size: int) -> int:
