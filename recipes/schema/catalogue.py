@@ -16,27 +16,18 @@ from .load import load
 from .names import recipe_names
 from .recipe import Recipe
 
-_REACHES = re.compile(r"^(?:Expected:|Reaches) (.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
-_IS_TRAINED_HERE = re.compile(r"^Reaches ", re.MULTILINE)
+_REACHES = re.compile(r"^(Expected: |Reaches )(.+?)(?:[.;:,] |[.;,]$)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe in the table.
-
-    Attributes:
-        name: Name of the recipe.
-        recipe: The validated recipe.
-        what: Description in a few words.
-        reaches: Accuracy that it should reach, as its head comment says.
-        is_trained_here: Whether that is what it reached here, and not what others published.
-    """
+    """A recipe in the table."""
 
     name: str
     recipe: Recipe
-    what: str
-    reaches: str
-    is_trained_here: bool
+    what: str  # in a few words
+    reaches: str  # the accuracy that it should reach, as its head comment says
+    is_trained_here: bool  # whether it reached that here, and not as others published it
 
     @property
     def is_imagenet(self) -> bool:
@@ -54,23 +45,17 @@ def entries() -> list[Entry]:
     found = []
     for name in recipe_names():
         loaded = load(name, asks_timm=False)
-        first = loaded.head.partition("\n")[0].rstrip(".")
-        found.append(
-            Entry(
-                name=name,
-                recipe=loaded.recipe,
-                what=first.rpartition(": ")[2],
-                reaches=promised(loaded.head),
-                is_trained_here=bool(_IS_TRAINED_HERE.search(loaded.head)),
-            )
-        )
-    return sorted(found, key=_place)
+        what = loaded.head.partition("\n")[0].rstrip(".").rpartition(": ")[2]
+        reached = _REACHES.search(loaded.head)
+        reaches = " ".join(reached[2].split()) if reached else ""
+        is_trained_here = bool(reached and reached[1] == "Reaches ")
+        found.append(Entry(name, loaded.recipe, what, reaches, is_trained_here))
 
+    def place(entry: Entry) -> tuple[bool, str, int, str]:
+        family = _family(entry.name)
+        return family != "resnet50", family, entry.recipe.batch_size, entry.name
 
-def _place(entry: Entry) -> tuple[bool, str, int, str]:
-    """By which recipes are sorted: MLPerf's reference points first."""
-    family = _family(entry.name)
-    return family != "resnet50", family, entry.recipe.batch_size, entry.name
+    return sorted(found, key=place)  # MLPerf's reference points first
 
 
 class Family(NamedTuple):
@@ -98,9 +83,3 @@ def families(found: Iterable[Entry]) -> list[Family]:
 def _family(name: str) -> str:
     """The name of a recipe without its batch size."""
     return name.rpartition("-b")[0] or name
-
-
-def promised(head: str) -> str:
-    """The accuracy that a head comment says a recipe should reach; empty if it says none."""
-    found = _REACHES.search(head)
-    return " ".join(found[1].split()) if found else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_serializer, model_validator
+from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from ...pipeline import (
     BACKENDS,
@@ -20,30 +20,7 @@ from ...pipeline import (
     check_secrets,
     without_secrets,
 )
-from .types import (
-    Float,
-    Int,
-    Positive,
-    PositiveInt,
-    Range,
-    Section,
-    Share,
-    one_of,
-    wrong,
-)
-
-ALTERNATING = "alternating"
-
-
-def _flip(value: Any) -> Any:
-    if value == ALTERNATING:
-        return value
-    try:
-        if not isinstance(value, bool) and 0 <= float(value) <= 1:
-            return float(value)
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"must be a probability from 0 to 1, or {ALTERNATING}")
+from .types import Float, Int, Positive, PositiveInt, Range, Section, Share, must_be, one_of, wrong
 
 
 class Data(Section):
@@ -145,8 +122,7 @@ class Data(Section):
         "height.",
     )
     flip: Annotated[
-        float | Literal["alternating"],
-        BeforeValidator(_flip, json_schema_input_type=Share | Literal["alternating"]),
+        Share | Literal["alternating"], must_be("a probability from 0 to 1, or alternating")
     ] = Field(
         0.5,
         description="Probability of a horizontal flip in training. alternating: half of the images "

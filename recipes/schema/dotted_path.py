@@ -27,28 +27,18 @@ def _well_formed(path: str) -> str:
     return path
 
 
-def _well_formed_if_dotted(name: str) -> str:
-    return _well_formed(name) if is_dotted_path(name) else name
-
-
-#: A dotted path.
 DottedPath = Annotated[str, AfterValidator(_well_formed)]
 #: A name, or a dotted path.
-NameOrPath = Annotated[str, AfterValidator(_well_formed_if_dotted)]
+NameOrPath = Annotated[
+    str, AfterValidator(lambda name: _well_formed(name) if is_dotted_path(name) else name)
+]
 
 
 def resolve(path: str, key: str) -> Callable[..., Any]:
-    """Import what a dotted path names.
+    """Import what a dotted path ``module:name`` names; ``key`` is that of the recipe that holds it.
 
     The current folder is searched last, as ``python -m`` and torchrun search it, so that a path
     means the same with the command ``largebatch``.
-
-    Args:
-        path: ``module:name``; both parts may have dots.
-        key: Key of the recipe that holds the path, for messages.
-
-    Raises:
-        RecipeError: The module cannot be imported, or has no such class or function.
     """
     module_name, _, attribute = path.partition(":")
     here = os.getcwd()
@@ -56,15 +46,16 @@ def resolve(path: str, key: str) -> Callable[..., Any]:
         sys.path.append(here)
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if f"{module_name}.".startswith(f"{error.name}."):
+    except Exception as error:  # whatever the user's module raises
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
             raise RecipeError(
-                f"{key}: no module {error.name!r} for {path}; valid: a module that is installed, "
+                f"{key}: no module {missing!r} for {path}; valid: a module that is installed, "
                 "on PYTHONPATH or in the current folder"
             ) from None
-        raise _not_importable(key, module_name, error) from error
-    except Exception as error:  # whatever the user's module raises
-        raise _not_importable(key, module_name, error) from error
+        raise RecipeError(
+            f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(found) if not name.startswith("_")]
@@ -78,7 +69,3 @@ def resolve(path: str, key: str) -> Callable[..., Any]:
             f"{key}: {path} is of type {type(found).__name__}; valid: a class or function"
         )
     return found  # type: ignore[no-any-return]
-
-
-def _not_importable(key: str, module: str, error: Exception) -> RecipeError:
-    return RecipeError(f"{key}: {module} cannot be imported: {type(error).__name__}: {error}")

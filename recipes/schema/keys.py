@@ -26,19 +26,11 @@ LENGTHS = (
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a recipe.
+    """A key of a recipe."""
 
-    Attributes:
-        name: Full name as in an override, such as ``optimizer.lr``; keys of the entries of a list
-            are named as ``stages[].lr``.
-        type: Type in words.
-        default: Default as an override gives it, None if the key is required.
-        meaning: What the key does, in one or several sentences.
-    """
-
-    name: str
-    type: str
-    default: str | None
+    name: str  # as in an override, such as ``optimizer.lr``; in entries of a list ``stages[].lr``
+    type: str  # in words
+    default: str | None  # as an override gives it; None: the key is required
     meaning: str
 
     @property
@@ -117,14 +109,10 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
         count = f"{node['maxItems']} " if "maxItems" in node else ""
         entry = node.get("items") or node["prefixItems"][0]  # of which all are of one type
         return f"list of {count}{_type(entry, many=True)}"
+    signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
     limits = (
         f"{sign} {node[name]:g}"
-        for name, sign in (
-            ("exclusiveMinimum", ">"),
-            ("minimum", ">="),
-            ("exclusiveMaximum", "<"),
-            ("maximum", "<="),
-        )
+        for name, sign in signs.items()
         if name in node and abs(node[name]) < 2**53
     )
     word = {"object": "mapping"}.get(node["type"], node["type"])

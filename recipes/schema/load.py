@@ -21,7 +21,7 @@ from ..files import DamagedFileError, parse_yaml, read_text
 from ..published import with_normalization
 from .explain import explain
 from .former import without_former_keys
-from .lr_scaling import scaled, settled
+from .lr_scaling import RULES, scaled
 from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
 from .optimizers import of_others
@@ -31,22 +31,12 @@ from .sections import expand_resume
 
 @dataclass(frozen=True)
 class Loaded:
-    """A validated recipe, and where it comes from.
+    """A validated recipe, and where it comes from."""
 
-    Attributes:
-        name: Name of the recipe: that of its file, without the extension, or as it was called. In
-            the folder of a run, that of the recipe that ran.
-        head: Head comment of the file, without the number signs.
-        recipe: The validated recipe.
-        notices: Lines to show: how the learning rate was scaled, which keys are those of published
-            weights, whether an override of ``optimizer.name`` drops the recipe's
-            ``optimizer.args``, and which overrides are for other optimizers.
-    """
-
-    name: str
-    head: str
+    name: str  # of its file, or as it was called; in a run's folder, of the recipe that ran
+    head: str  # the head comment of the file, without the number signs
     recipe: Recipe
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()  # lines to show, such as how the learning rate was scaled
 
 
 def load(
@@ -75,16 +65,7 @@ def load(
 
 
 def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
-    """Load a recipe that is in no file.
-
-    Args:
-        content: Its keys and values.
-        overrides: As for :func:`load`.
-        called: Name of the recipe.
-
-    Raises:
-        RecipeError: As :func:`load` does.
-    """
+    """Load a recipe that is in no file: ``content`` has the keys and values of one."""
     return _load([content], overrides, called, "")
 
 
@@ -108,10 +89,12 @@ def _load(
     for override in overrides:
         _override(content, override)
     content, notices = scaled(base, level, content, notices)
+    if content.get("scale") in RULES:  # so that a saved recipe is not scaled again
+        content = {**content, "scale": None}
     if asks_timm:
         content, notices = with_normalization(content, notices)
     try:
-        recipe = Recipe.model_validate(settled(content))
+        recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise RecipeError(f"recipe {called}: {explain(error)}") from None
     if base is not whole and whole["optimizer"]["args"]:
@@ -122,11 +105,7 @@ def _load(
 
 
 def nested(overrides: Iterable[str]) -> dict[str, Any]:
-    """The keys and values of overrides, in sections as a recipe file has them.
-
-    Raises:
-        RecipeError: An override is malformed.
-    """
+    """The keys and values of overrides, in sections as a recipe file has them."""
     level: dict[str, Any] = {}
     for override in overrides:
         _override(level, override)
@@ -142,22 +121,13 @@ def override(key: str, text: str) -> str:
     return f"{key}={text}"  # not YAML in any form, and then taken as it is
 
 
-def find(name: str) -> Path:
-    """The file of a recipe, by its name or path.
-
-    Raises:
-        RecipeError: There is no such recipe.
-    """
-    return _find(name, Path())
-
-
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML with every key; :func:`load` reads it back."""
     content = recipe.model_dump(mode="json", by_alias=True)
     return yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
 
 
-def _find(name: str, folder: Path) -> Path:
+def find(name: str, folder: Path = Path()) -> Path:
     """The file of a recipe: a path relative to ``folder``, or the name of a packaged recipe."""
     is_path = name.endswith((".yaml", ".yml"))
     places = [folder / name, CONFIGS / name] if is_path else [CONFIGS / f"{name}.yaml"]
@@ -187,9 +157,8 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
     if _ran_as(path):  # a run's, by an earlier version
         content = without_former_keys(content)
     base = content.pop("extends", None)
-    if base is None:
-        return [content]
-    return [*_levels(_find(str(base), path.parent), chain), content]
+    below = [] if base is None else _levels(find(str(base), path.parent), chain)
+    return [*below, content]
 
 
 #: What YAML 1.1 makes of text, and YAML 1.2 does not or in another form.
@@ -219,21 +188,17 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_START = list("-+0123456789.")
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int",
-    re.compile(r"(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"),
-    _START,
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
+for _tag, _form in (
+    ("int", r"(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"),
+    (
+        "float",
         r"(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*\.[0-9_]*)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
     ),
-    _START,
-)
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(_form), list("-+0123456789.")
+    )
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -318,13 +283,9 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 
 
 def with_defaults(old: dict[str, Any], recipe: BaseModel) -> dict[str, Any]:
-    """Return a stored recipe with the keys of today's schema that it lacks, at their defaults.
+    """Return a recipe of an earlier version with the keys that it lacks, at their defaults.
 
-    An earlier version, which did not have these keys, did what their defaults say.
-
-    Args:
-        old: A recipe, or a section of one, as an earlier version wrote it.
-        recipe: The one to compare it with.
+    That version did what these defaults say. ``recipe`` is the one to compare it with.
     """
     filled = dict(old)
     for name, field in type(recipe).model_fields.items():

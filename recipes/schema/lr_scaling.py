@@ -32,22 +32,10 @@ Content = dict[str, Any]
 def scaled(
     base: Content, level: Content, content: Content, notices: tuple[str, ...]
 ) -> tuple[Content, tuple[str, ...]]:
-    """Scale the learning rate of one level of a recipe.
+    """Scale the learning rate of a level, and add a line about it to those of the levels below.
 
-    Invalid values are left for the schema to report.
-
-    Args:
-        base: The levels below, merged; empty if there are none.
-        level: The keys of this level.
-        content: Both merged.
-        notices: Lines about the levels below.
-
-    Returns:
-        The content with the scaled rate, and the lines with that of this level.
-
-    Raises:
-        RecipeError: The level also sets the learning rate, or a rate that is not scaled exceeds
-            the scaled peak.
+    ``content`` is ``base``, the levels below, with ``level`` merged. Invalid values are left for
+    the schema to report.
     """
     rule = content.get("scale")
     options, own = content.get("optimizer"), level.get("optimizer")
@@ -72,11 +60,6 @@ def scaled(
     how = f"{new}/{old} (linear)" if rule == "linear" else f"sqrt({new}/{old})"
     line = f"learning rate {rate:g} = {float(lr):g} x {how}"
     return {**content, "optimizer": {**options, "lr": rate}}, (*notices, line)
-
-
-def settled(content: Content) -> Content:
-    """Clear ``scale`` once the rate is derived, so that a saved recipe is not scaled again."""
-    return {**content, "scale": None} if content.get("scale") in RULES else content
 
 
 def _check(content: Content, rate: float) -> None:

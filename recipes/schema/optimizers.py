@@ -21,36 +21,22 @@ from .dotted_path import is_dotted_path, resolve
 
 @dataclass(frozen=True)
 class Entry:
-    """An optimizer that a recipe can name.
-
-    Attributes:
-        name: What ``optimizer.name`` calls it.
-        what: What it is and where it comes from, in a phrase.
-        load: Imports what makes it, called as ``make(groups, lr, **options)``. Takes the type of
-            the device that the run trains on.
-        keys: Keys of the section ``optimizer`` that are arguments of the same name.
-        adapts: Whether it heeds ``adapt_bias_and_norm``.
-        orthogonalizes: Whether its groups tell hidden weights from the others.
-        masters: Whether it keeps FP32 master weights itself, with ``master_weights=True``.
-        unscales: Whether it divides FP16 gradients by the loss scale itself; None: not known
-            before it is made.
-        trust_ratios: Whether it has trust ratios to record, with its ``optimizer.args``; None: it
-            never has.
-        arguments: Turns ``optimizer.args`` as a recipe holds them into keyword arguments.
-        trainers: What ``optimizer.args`` may hold that is for the trainer, and not the optimizer.
-    """
+    """An optimizer that a recipe can name."""
 
     name: str
-    what: str
+    what: str  # and where it comes from, in a phrase
+    #: Imports, for a type of device, what makes it, called as ``make(groups, lr, **options)``.
     load: Callable[[str], Callable[..., Any]]
-    keys: tuple[str, ...] = ()
-    adapts: bool = False
-    orthogonalizes: bool = False
-    masters: bool = False
-    unscales: bool | None = False
+    keys: tuple[str, ...] = ()  # those of the section that are arguments of the same name
+    adapts: bool = False  # whether it heeds ``adapt_bias_and_norm``
+    orthogonalizes: bool = False  # whether its groups tell hidden weights from the others
+    masters: bool = False  # whether it keeps FP32 master weights, with ``master_weights=True``
+    unscales: bool | None = False  # FP16 gradients itself; None: not known before it is made
+    #: Whether it has trust ratios to record, with its ``optimizer.args``; None: it never has.
     trust_ratios: Callable[[Mapping[str, Any]], bool] | None = None
+    #: Turns ``optimizer.args`` as a recipe holds them into keyword arguments.
     arguments: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
-    trainers: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()  # names in ``optimizer.args`` that are for the trainer
 
     @property
     def own_keys(self) -> tuple[str, ...]:
@@ -63,15 +49,9 @@ class Entry:
         return is_dotted_path(self.name)
 
 
-def _lars(device_type: str) -> Callable[..., Any]:
-    from ...lars import LARS
-
-    return LARS
-
-
-def _of_torch(name: str) -> Callable[[str], Callable[..., Any]]:
+def _of(module: str, name: str) -> Callable[[str], Callable[..., Any]]:
     def load(device_type: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(import_module("torch.optim"), name)
+        found: Callable[..., Any] = getattr(import_module(module, __package__), name)
         return found
 
     return load
@@ -89,14 +69,7 @@ def _lamb(device_type: str) -> Callable[..., Any]:
                 return type(fused.__name__, (fused,), {**takes, "__module__": fused.__module__})
         except Exception:  # of any kind: another project is called apex too
             pass
-    timms: Callable[..., Any] = import_module("timm.optim").Lamb
-    return timms
-
-
-def _muon(device_type: str) -> Callable[..., Any]:
-    from ...lars import Muon
-
-    return Muon
+    return _of("timm.optim", "Lamb")(device_type)
 
 
 #: Options of Muon's groups, and what sets them.
@@ -153,7 +126,7 @@ OPTIMIZERS = {
         Entry(
             "lars",
             "LARS (You et al. 2017), largebatch.lars.LARS",
-            _lars,
+            _of("...lars", "LARS"),
             keys=("momentum", "nesterov", "trust_coefficient", "dialect"),
             adapts=True,
             masters=True,
@@ -163,7 +136,7 @@ OPTIMIZERS = {
         Entry(
             "sgd",
             "SGD with momentum, torch.optim.SGD",
-            _of_torch("SGD"),
+            _of("torch.optim", "SGD"),
             keys=("momentum", "nesterov"),
         ),
         Entry(
@@ -175,13 +148,13 @@ OPTIMIZERS = {
         Entry(
             "adamw",
             "AdamW (Loshchilov & Hutter 2017), torch.optim.AdamW",
-            _of_torch("AdamW"),
+            _of("torch.optim", "AdamW"),
         ),
         Entry(
             "muon",
             "Muon (Jordan 2024) for hidden weights, with SGD, LARS or AdamW for the others, "
             "largebatch.lars.Muon",
-            _muon,
+            _of("...lars", "Muon"),
             keys=("momentum", "nesterov", "trust_coefficient"),
             adapts=True,
             orthogonalizes=True,
@@ -213,7 +186,7 @@ def entry_of(name: str) -> Entry:
         return OPTIMIZERS[name]
     if is_dotted_path(name):
         return Entry(name, "", lambda _: resolve(name, "optimizer.name"), unscales=None)
-    return Entry(name, "", _of_torch(name))
+    return Entry(name, "", _of("torch.optim", name))
 
 
 def known(name: str) -> str:
@@ -254,11 +227,7 @@ def called(make: Any) -> str:
 
 
 def check_arguments(entry: Entry, make: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Check that an optimizer has the arguments that a recipe gives it.
-
-    Raises:
-        RecipeError: It has not; the message names the first, and those that it has.
-    """
+    """Refuse the first argument of a recipe that an optimizer does not have, and name its own."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except ValueError:  # of some extension modules
@@ -286,10 +255,6 @@ def of_others(name: str, keys: Iterable[str]) -> tuple[str, ...]:
     """A line for each key that the optimizer ``name`` does not take and others do.
 
     They are no errors: a sweep over ``optimizer.name`` may well give LARS's keys to every run.
-
-    Args:
-        name: A valid ``optimizer.name``.
-        keys: Keys as overrides name them, such as ``optimizer.dialect``.
     """
     others = {f"optimizer.{key}" for entry in OPTIMIZERS.values() for key in entry.own_keys}
     others -= {f"optimizer.{key}" for key in entry_of(name).own_keys}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
 
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISION_NAMES
 from ...lars import Span
@@ -32,7 +32,18 @@ from .sections import (
     expand_resume,
 )
 from .targets import Loss, Mixing
-from .types import Float, Int, Period, Positive, PositiveInt, Section, Switch, one_of, wrong
+from .types import (
+    Float,
+    Int,
+    Period,
+    Positive,
+    PositiveInt,
+    Section,
+    Switch,
+    must_be,
+    one_of,
+    wrong,
+)
 
 
 def _own_name(value: Any) -> Any:
@@ -40,29 +51,8 @@ def _own_name(value: Any) -> Any:
     return OPT_LEVELS.get(value, value) if isinstance(value, str) else value
 
 
-def _loss_scale(value: Any) -> Any:
-    if value in LOSS_SCALES:
-        return value
-    try:
-        if not isinstance(value, bool) and 0 < float(value) < float("inf"):
-            return float(value)
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"must be a positive number or one of {', '.join(LOSS_SCALES)}")
-
-
-_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
-
-
-def _compile(value: Any) -> Any:
-    if not isinstance(value, bool) and value not in ("auto", *_COMPILE_MODES):
-        raise ValueError(f"must be true, false, auto or one of {', '.join(_COMPILE_MODES)}")
-    return value
-
-
 #: What these keys take in a file, for the JSON schema: short forms and other names too.
 _PrecisionName = one_of("auto", *PRECISION_NAMES, *OPT_LEVELS)
-_LossScale = Positive | one_of(*LOSS_SCALES)
 _ResumeForm = Resume | bool | str | None
 Tracker = Literal["tensorboard", "wandb", "mlflow", "mlperf"]
 #: What ``callbacks`` takes in a file, for the JSON schema.
@@ -123,7 +113,8 @@ class Recipe(Section):
         "O3 mean fp32, fp16, fp16-master and fp16-pure.",
     )
     loss_scale: Annotated[
-        float | str, BeforeValidator(_loss_scale, json_schema_input_type=_LossScale)
+        Positive | one_of(*LOSS_SCALES),  # type: ignore[valid-type]
+        must_be(f"a positive number or one of {', '.join(LOSS_SCALES)}"),
     ] = Field(
         "auto",
         description="Loss scale. A number: static; auto: dynamic for FP16, none otherwise.",
@@ -150,8 +141,8 @@ class Recipe(Section):
         "bits of mantissa, on tensor cores.",
     )
     compile: Annotated[
-        Literal["auto", *_COMPILE_MODES] | bool,  # type: ignore[valid-type]
-        BeforeValidator(_compile, json_schema_input_type=Literal["auto", *_COMPILE_MODES] | bool),
+        Literal["auto", "default", "reduce-overhead", "max-autotune"] | StrictBool,
+        must_be("true, false, auto or one of default, reduce-overhead, max-autotune"),
     ] = Field(
         "auto",
         description="Compile forward pass, loss and backward pass with torch.compile, in one of "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ...comm import ALGORITHM_NAMES
 from ...lars import DECAY_FROM, DIALECT_NAMES, WARMUP_SHAPES, Span
@@ -23,6 +23,7 @@ from .types import (
     Positive,
     PositiveInt,
     Section,
+    must_be,
     one_of,
     wrong,
 )
@@ -51,12 +52,6 @@ class Model(Section):
         return self
 
 
-def _ranks(value: Any) -> Any:
-    if value in (None, "all") or (type(value) is int and value > 0):
-        return value
-    raise ValueError("must be a number of ranks, or all")
-
-
 class BatchNorm(Section):
     """Which images share the statistics of batch norm; by default those of a micro-batch."""
 
@@ -65,13 +60,12 @@ class BatchNorm(Section):
         description="Ghost batch norm: statistics of slices of this many images, a divisor of the "
         "micro-batch.",
     )
-    ranks: Annotated[
-        int | Literal["all"] | None,
-        BeforeValidator(_ranks, json_schema_input_type=PositiveInt | Literal["all"] | None),
-    ] = Field(
-        None,
-        description="Synchronized batch norm: statistics over the micro-batches of this many "
-        "consecutive ranks, a divisor of the number of ranks, or of all ranks.",
+    ranks: Annotated[PositiveInt | Literal["all"] | None, must_be("a number of ranks, or all")] = (
+        Field(
+            None,
+            description="Synchronized batch norm: statistics over the micro-batches of this many "
+            "consecutive ranks, a divisor of the number of ranks, or of all ranks.",
+        )
     )
 
     def group(self, world_size: int) -> int:

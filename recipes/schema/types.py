@@ -11,7 +11,10 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    StrictBool,
+    ValidationError,
     WithJsonSchema,
+    WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -28,10 +31,16 @@ def span_as_plain(span: Span) -> str | int:
     return str(span) if span.unit else int(span.value)
 
 
-def _switch(value: Any) -> Any:
-    if value != "auto" and not isinstance(value, bool):
-        raise ValueError("must be auto, true or false")
-    return value
+def must_be(what: str) -> WrapValidator:
+    """Say in one line what a key of several types takes, in place of an error for each type."""
+
+    def check(value: Any, inner: Any) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise ValueError(f"must be {what}") from None
+
+    return WrapValidator(check)
 
 
 def _not_zero(span: Span) -> Span:
@@ -59,10 +68,7 @@ def wrong(key: str, what: str) -> PydanticCustomError:
 
 
 #: A switch that depends on the device unless it is given.
-Switch = Annotated[
-    Literal["auto"] | bool,
-    BeforeValidator(_switch, json_schema_input_type=Literal["auto"] | bool),
-]
+Switch = Annotated[Literal["auto"] | StrictBool, must_be("auto, true or false")]
 #: A whole number that a 64-bit integer holds. Text and booleans are no numbers.
 Int = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
 Float = Annotated[float, Field(strict=True)]

@@ -282,8 +282,20 @@ def smaller_model(name):
     return [] if model == "resnet9" else [*SMALL_RESNET, "stages=[]"]
 
 
-@pytest.mark.slow("builds each recipe")
-@pytest.mark.parametrize("name", recipe_names())
+def kinds_of_recipes():
+    """One recipe of each kind: they differ in more than rates, lengths and the batch."""
+    found = {}
+    for name in recipe_names():
+        recipe = load(name, asks_timm=False).recipe
+        options = recipe.optimizer
+        kind = (recipe.model.name, options.name, options.dialect, *options.args, recipe.precision)
+        kind += (recipe.schedule.name, recipe.mixing.is_on, recipe.loss.name, recipe.ema.decay)
+        found.setdefault(kind, name)
+    return [*found.values()]
+
+
+@pytest.mark.slow("trains a recipe of each kind")
+@pytest.mark.parametrize("name", kinds_of_recipes())
 def test_a_recipe_takes_two_steps_when_shrunk(name, tmp_path, monkeypatch):
     """With its own optimizer, precision and kind of schedule; ResNet-50 itself in test_trainer."""
     monkeypatch.setattr("largebatch.recipes.models.alexnet._HIDDEN", 64)

@@ -167,37 +167,25 @@ WRONG = {
     "optimizer.lrr=3": "unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'? Valid: those of "
     "`largebatch recipes keys optimizer`",
     "lr=3": "unknown key 'lr'; did you mean 'optimizer.lr'? Valid: those of `",
-    "optimizer.warmup_shape=linear": "did you mean 'schedule.warmup_shape'? Valid: those of ",
     "decay=5ep": "unknown key 'decay'; did you mean 'schedule.decay' or 'ema.decay'? Valid",
     "name=x": "did you mean 'model.name', 'optimizer.name', 'schedule.name' or 'loss.name'? Valid",
-    "weight_decya=0": "unknown key 'weight_decya'; did you mean 'optimizer.weight_decay'? Valid",
     "optimizer.learning_rate=1": "did you mean 'optimizer.lr'? Valid: ",
     "qqq=0": "unknown key 'qqq'; valid: those of `largebatch recipes keys`",
     "schedule.warm.up=3": "unknown key 'schedule.warm'; did you mean 'schedule.warmup'?",
     "optimizer.momentum=1": "optimizer.momentum: input should be less than 1, not 1",
-    "optimizer.lr=-1": "optimizer.lr: input should be greater than or equal to 0, not -1",
     "optimizer.lr=.inf": "optimizer.lr: input should be a finite number",
     "optimizer.name=adam": "optimizer.name: no optimizer 'adam'; did you mean 'Adam'? Valid: lars,",
-    "optimizer.dialect=you": "optimizer.dialect: input should be 'mlperf', 'mlperf-corrected',",
-    "batch_size=0": "batch_size: input should be greater than 0, not 0",
-    "batch_size=many": "batch_size: input should be a valid integer",
     "micro_batch_size=48": "micro_batch_size: 48 does not divide batch_size 256",
     "schedule.warmup=5epochs": "schedule.warmup: '5epochs' is not a length: write epochs as '5ep'",
-    "schedule.name=linear": "schedule.name: input should be 'polynomial', 'cosine', 'step' or",
-    "schedule.warmup_shape=cubic": "input should be 'linear', 'quadratic' or 'exponential', not",
     "schedule.warmup_shape=exponential": "schedule.start: an exponential warm-up cannot "
     "start at 0; valid: above 0",
-    "schedule.decay_from=end": "input should be 'warmup' or 'start', not 'end'",
     "schedule.milestones=[30ep]": "milestones: only for name step; valid with name polynomial: []",
-    "schedule.milestones=[30epochs]": "schedule.milestones.0: '30epochs' is not a length",
     "schedule.factor=0.5": "schedule.factor: only for name step; valid with name polynomial: 0.1",
-    "schedule.factor=1": "schedule.factor: input should be less than 1, not 1",
     "schedule.name=constant": "schedule.end: only for name polynomial or cosine; valid with",
     "data.eval_resize=30": "data.eval_resize: 30 is smaller than the size of evaluated images; "
     "valid: at least 32",
     "data.crop_area=[0.5,0.2]": "data.crop_area: 0.5 is above 0.2; valid: [smallest, largest]",
     "data.flip=2": "data.flip: must be a probability from 0 to 1, or alternating",
-    "data.flip=both": "data.flip: must be a probability from 0 to 1, or alternating",
     "data.translate=224": "data.translate: 224 would move images out of view; valid: below image_s",
     "data.crop_area=[0.5,2]": "data.crop_area: a crop cannot exceed the image; valid: at most",
     "data.path=null": "data.path: needed for source folder; valid: a folder or URL",
@@ -206,25 +194,13 @@ WRONG = {
     "comm.plan=x.json": "comm.plan: cannot be combined with algorithm hierarchical; valid with it:",
     "comm.algorithm=star": "comm.algorithm: input should be 'auto', 'ring', 'hierarchical', "
     "'leader', 'torus', 'halving-doubling' or 'parameter-server', not 'star'",
-    "seed=-1": "seed: input should be greater than or equal to 0",
-    "target_accuracy=101": "target_accuracy: input should be less than or equal to 100",
     "model.args.in_chans=1": "model.args.in_chans: set by the trainer; valid: leave it out",
-    "model.args={num_classes: 5}": "model.args.num_classes: set by the trainer; valid: leave",
-    "model.args.pretrained=true": "model.args.pretrained: set by the trainer; valid: leave",
     "data.std=[1,0,1]": "data.std.1: input should be greater than 0, not 0",
-    "data.std=[1,1,-1]": "data.std.2: input should be greater than 0, not -1",
-    "epochs=true": "epochs: input should be a valid number, not True",
     "seed=false": "seed: input should be a valid integer, not False",
     "data.mean=[true,0,0]": "data.mean.0: input should be a valid number, not True",
-    "log_every={a: 1}": "digits: log_every: {'a': 1} is not a length: write epochs as '5ep'",
     "log_every=0": "log_every: must be longer than 0",
-    "evaluate_every=0ep": "evaluate_every: must be longer than 0ep",
-    "checkpoint.every=0": "checkpoint.every: must be longer than 0",
-    "stop_after=0": "stop_after: must be longer than 0",
-    "data={path: a, path: b}": "data: input should be a valid dictionary",
     "optimizer=null": "optimizer: input should be a valid dictionary or instance of Optimizer",
     "batch_size": "override 'batch_size' is malformed; valid: key=value",
-    "=3": "override '=3' is malformed; valid: key=value",
 }
 
 
@@ -314,34 +290,6 @@ def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
     monkeypatch.setattr("largebatch.recipes.files.read_bytes", read_bytes)
     with pytest.raises(RecipeError, match=r"base.yaml: cannot be read: Permission denied"):
         load(str(folder / "base.yaml"))
-
-
-def test_the_flagship_has_the_values_of_its_source():
-    """MLPerf's reference convergence point for batch 65,536 (REFERENCE of the recipe's head)."""
-    recipe = load("resnet50-b65536").recipe
-    assert recipe.batch_size == 65536
-    assert recipe.optimizer.model_dump() == {
-        "name": "lars",
-        "lr": 24.699,
-        "momentum": 0.951807,
-        "weight_decay": 1e-4,
-        "nesterov": False,
-        "clip_grad_norm": None,
-        "args": {},
-        "trust_coefficient": 1e-3,
-        "dialect": "mlperf",
-        "body_lr_scale": 1.0,
-        "bias_lr_scale": 1.0,
-        "decay_bias_and_norm": False,
-        "adapt_bias_and_norm": False,
-    }
-    per_epoch = 1281167 / 65536
-    warmup, decay = recipe.schedule.warmup, recipe.schedule.decay
-    assert warmup.steps(per_epoch, 0) == 606
-    assert abs(decay.steps(per_epoch, 0) - 1133) <= 1
-    assert warmup.steps(per_epoch, 0) + decay.steps(per_epoch, 0) == round(89 * per_epoch)
-    assert (recipe.epochs, recipe.schedule.power, recipe.schedule.end) == (89, 2, 1e-4)
-    assert recipe.label_smoothing == 0.1
 
 
 def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_the_keys_that_it_lacks():

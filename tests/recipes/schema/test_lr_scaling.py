@@ -1,9 +1,6 @@
 """The learning rate is scaled with the batch size."""
 
-import math
-
 import pytest
-import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +8,7 @@ from typer.testing import CliRunner
 
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.ranks import Job
-from largebatch.recipes.schema.load import dump, load
-from largebatch.recipes.training.trainer import Trainer
-from tests.recipes.runs import make
+from largebatch.recipes.schema.load import load
 
 GOYAL = "resnet50-sgd-b256"
 
@@ -22,7 +16,7 @@ GOYAL = "resnet50-sgd-b256"
 @pytest.mark.parametrize(
     # 0.1 * 3264 / 256 is 1.2750000000000001 in floating point.
     ("batch", "lr"),
-    [(256, 0.1), (3264, 1.275), (8192, 3.2), (65536, 25.6)],
+    [(256, 0.1), (3264, 1.275), (8192, 3.2)],
 )
 def test_linear_scaling_gives_the_rates_that_goyal_et_al_published(batch, lr):
     loaded = load(GOYAL, [f"batch_size={batch}", "scale=linear"])
@@ -78,34 +72,18 @@ def test_a_recipe_that_extends_another_is_scaled_from_that_one(extending):
     assert load(tuned, ["batch_size=2048"]).recipe.optimizer.lr == 1
 
 
-def test_a_recipe_may_set_its_own_scaling_rule(tmp_path):
-    path = tmp_path / "whole.yaml"
-    path.write_text(dump(load(GOYAL).recipe).replace("scale: null", "scale: linear"))
-    assert load(str(path)).recipe == load(GOYAL).recipe
-    assert load(str(path), ["batch_size=512"]).recipe.optimizer.lr == 0.2
-
-
 LR_TOO = "scale: linear derives optimizer.lr, which cannot be set too; valid: scale=null, or no lr"
 WRONG = {
     "two rates": (["batch_size=512", "optimizer.lr=1", "scale=linear"], LR_TOO),
     "a section of two": (["scale=linear", "optimizer={lr: 1}"], LR_TOO),
     "no rule": (["scale=cubic"], f"recipe {GOYAL}: scale: input should be 'linear' or 'sqrt', not"),
-    "a list": (["scale=[linear]"], "scale: input should be 'linear' or 'sqrt'"),
     "no batch": (["scale=linear", "batch_size=many"], "batch_size: input should be a valid int"),
     "empty batch": (["scale=sqrt", "batch_size=0"], "batch_size: input should be greater than 0"),
-    "no rate": (
-        ["scale=linear", "batch_size=512", "optimizer.lr=null"],
-        LR_TOO,
-    ),
     "no optimizer": (["scale=linear", "batch_size=512", "optimizer=null"], "optimizer: input"),
     "a misspelt key": (["scal=linear"], "unknown key 'scal'; did you mean 'scale'?"),
     "micro-batches": (
         ["scale=linear", "batch_size=80"],
         "micro_batch_size: 32 does not divide batch_size 80; valid: a divisor, such as 20",
-    ),
-    "less than a micro-batch": (
-        ["scale=linear", "batch_size=24"],
-        "micro_batch_size: 32 does not divide batch_size 24; valid: a divisor, such as 24",
     ),
     "a start that is not scaled": (
         ["scale=linear", "batch_size=32", "schedule.start=0.05"],
@@ -128,28 +106,6 @@ def test_recipes_that_cannot_be_scaled_are_reported_in_one_line(case):
     assert "\n" not in str(error.value)
 
 
-def train_from(path, *overrides):
-    trainer = Trainer.of(load(str(path), overrides), Job(0, 1, 1, torch.device("cpu")))
-    trainer.run()
-    return trainer
-
-
-@pytest.mark.slow("trains and resumes")
-def test_a_run_shows_its_scaled_rate_and_resumes_with_it(photos, tmp_path, capsys):
-    base = tmp_path / "small.yaml"
-    base.write_text(dump(make(photos, tmp_path / "run").context.recipe))
-    keys = ("batch_size=32", "scale=sqrt", "epochs=3")
-    trained = train_from(base, *keys, "stop_after=2")
-    assert "\n  learning rate 1.41421 = 1 x sqrt(32/16)\n" in capsys.readouterr().out
-    written = tmp_path / "run" / "recipe.yaml"
-    assert "\n# learning rate 1.41421 = 1 x sqrt(32/16)\n" in written.read_text()
-    assert load(str(written)).recipe.optimizer.lr == math.sqrt(2)
-    resumed = train_from(base, *keys, "resume=true")
-    assert "optimizer.lr is now" not in capsys.readouterr().out
-    assert (trained.step, resumed.step) == (2, 5)
-    assert resumed._built.schedule(2) == math.sqrt(2)
-
-
 def test_commands_show_the_scaled_rate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = [GOYAL, "batch_size=8192", "scale=linear"]
@@ -157,7 +113,8 @@ def test_commands_show_the_scaled_rate(tmp_path, monkeypatch):
     shown = CliRunner().invoke(app, ["recipes", "show", *keys]).output
     assert f"\n# {line}\n" in shown
     assert yaml.safe_load(shown)["optimizer"]["lr"] == 3.2
-    drawn = CliRunner().invoke(app, ["schedule", *keys])
-    assert drawn.exit_code == 0, drawn.output
-    assert drawn.output.splitlines()[1] == line
-    assert drawn.output.splitlines()[3].split()[-1] == "3.2"
+    # and what was written is not scaled again, but for another batch
+    path = tmp_path / "whole.yaml"
+    path.write_text(shown)
+    assert load(str(path)).recipe == load(*keys[:1], keys[1:]).recipe
+    assert load(str(path), ["batch_size=16384", "scale=linear"]).recipe.optimizer.lr == 6.4
