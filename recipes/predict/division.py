@@ -9,11 +9,7 @@ from ..schema.recipe import Recipe
 
 
 def gpu_counts(text: str) -> list[int]:
-    """Parse a list of numbers of GPUs, such as ``8,64,512``.
-
-    Raises:
-        RecipeError: It is none.
-    """
+    """Parse a list of numbers of GPUs, such as ``8,64,512``."""
     if not re.fullmatch(r"\d+(\s*,\s*\d+)*", text.strip()):
         raise RecipeError(f"--gpus: {text!r} is no list of numbers; valid: such as 64 or 8,64,512")
     found = sorted({int(number) for number in text.split(",")})
@@ -26,9 +22,6 @@ def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
     """Return a recipe with micro-batches that divide on some GPUs, and a line for each change.
 
     The new micro-batch is the largest divisor of a GPU's share that is not larger than before.
-
-    Raises:
-        RecipeError: A global batch does not divide among the GPUs.
     """
     changes: dict[str, int] = {}
     lines = []

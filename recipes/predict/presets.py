@@ -192,11 +192,7 @@ INTER = {
 
 
 def links_named(text: str) -> tuple[str, str]:
-    """Split ``INTRA+INTER``, such as ``nvlink2+edr-x2``, into the names of two known links.
-
-    Raises:
-        RecipeError: a link is unknown.
-    """
+    """Split ``INTRA+INTER``, such as ``nvlink2+edr-x2``, into the names of two known links."""
     intra, plus, inter = text.partition("+")
     for name, table, where in ((intra, INTRA, "inside a node"), (inter, INTER, "between nodes")):
         if not plus or name not in table:

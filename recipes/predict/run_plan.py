@@ -138,9 +138,6 @@ def plan_run(
 
     ``price`` is that of an hour of one GPU, and ``options`` are those of
     :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``, ``measured``, ``fitted``.
-
-    Raises:
-        RecipeError, DataError, PlanError, TopologyError: options or recipe do not fit.
     """
     recipe, preset = loaded.recipe, gpu_named(options.get("gpu"))
     classes, validation, source = _data(recipe)

@@ -58,11 +58,7 @@ class Setting:
     inputs: tuple[str, ...]
 
     def cluster(self, gpus: int) -> Cluster:
-        """Return a cluster of this kind.
-
-        Raises:
-            RecipeError: the GPUs do not fill whole nodes, or no links are known.
-        """
+        """Return a cluster of this kind."""
         per_node = min(gpus, self.gpus_per_node)
         if gpus % per_node:
             raise RecipeError(
@@ -74,11 +70,7 @@ class Setting:
         )
 
     def simulate(self, profile: Profile, gpus: int, plan: Plan) -> Simulation:
-        """Simulate a step.
-
-        Raises:
-            RecipeError, PlanError, TopologyError: a link is unknown, or the plan does not fit.
-        """
+        """Simulate a step."""
         try:
             return simulate(profile, self.cluster(gpus), plan)
         except (PlanError, TopologyError, RecipeError):
@@ -137,9 +129,6 @@ def setting(
     those of the GPU preset, and ``fitted`` is a file of ``largebatch comm tune`` in place of links.
     ``bus_gbytes`` is the bus bandwidth between nodes in 10^9 bytes per second. Single GPUs
     ``alone`` need no links.
-
-    Raises:
-        RecipeError: options are unknown, exclude each other, or are missing.
     """
     recipe, preset = loaded.recipe, gpu_named(gpu)
     images = images_per_gpu or recipe.micro_batch_size
@@ -247,9 +236,6 @@ def sweep(common: Setting, gpus: int, plan: Plan | None = None) -> list[Point]:
     """Predict clusters of 8, 16, 32, … and finally ``gpus`` GPUs.
 
     ``plan`` is that of all of them, by default DDP's, the back end's own all-reduce.
-
-    Raises:
-        RecipeError: ``gpus`` is less than 2 or does not fill whole nodes.
     """
     if gpus < 2:
         raise RecipeError(f"--gpus: {gpus} needs no all-reduce; valid: 2 or more")

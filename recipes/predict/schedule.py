@@ -37,11 +37,7 @@ class Outline:
 
 
 def outline(loaded: Loaded) -> Outline:
-    """Work out a recipe's schedule; its data set may be absent.
-
-    Raises:
-        RecipeError, DataError: the lengths are inconsistent, or the data folder has no images.
-    """
+    """Work out a recipe's schedule; its data set may be absent."""
     recipe = loaded.recipe
     images, where = image_count(recipe)
     run = timeline_of(recipe, images)
@@ -75,11 +71,7 @@ def outline(loaded: Loaded) -> Outline:
 
 
 def image_count(recipe: Recipe) -> tuple[int, str]:
-    """Return the number of training images per epoch, and the source of that number.
-
-    Raises:
-        DataError: the data folder exists but has no training images.
-    """
+    """Return the number of training images per epoch, and the source of that number."""
     data = recipe.data
     if data.source == "synthetic":
         return data.train_images, "data.train_images"
@@ -115,11 +107,7 @@ def _batches(timeline: Timeline) -> str:
 
 
 def draw(outline: Outline, out: Path) -> None:
-    """Plot the learning rate over epochs into a .png, .svg or .pdf.
-
-    Raises:
-        RecipeError: the file cannot be written.
-    """
+    """Plot the learning rate over epochs into a .png, .svg or .pdf."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

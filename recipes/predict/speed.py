@@ -36,11 +36,7 @@ class Speed:
 
 
 def gpu_named(name: str | None) -> Gpu | None:
-    """Return a preset; None without a name.
-
-    Raises:
-        RecipeError: there is none of this name.
-    """
+    """Return a preset; None without a name."""
     if name is not None and name not in GPUS:
         raise RecipeError(
             f"--gpu: unknown GPU {name!r}{did_you_mean(name, list(GPUS))}; valid: {', '.join(GPUS)}"
@@ -53,9 +49,6 @@ def find_speed(recipe: Recipe, gpu: str | None, measured: str | None) -> Speed:
 
     That is one or two throughputs, ``[GPUSx]IMAGES:RATE``. With one, the time per step that does
     not shrink with the images is the preset's.
-
-    Raises:
-        RecipeError: options are unknown or missing.
     """
     preset, model, size = gpu_named(gpu), recipe.model.name, recipe.data.image_size
     fits = (model, size) == (MODEL, IMAGE_SIZE)

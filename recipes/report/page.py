@@ -26,12 +26,7 @@ _CONFIG = {
 
 
 def render(groups: Sequence[Group], notes: Sequence[str] = ()) -> str:
-    """Return the report of some runs as HTML.
-
-    Args:
-        groups: The runs, grouped.
-        notes: What a reader has to know about them, a sentence each.
-    """
+    """Return the report of some runs as HTML; a reader has to know the ``notes`` about them."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.io import to_html
     from plotly.offline import get_plotlyjs

@@ -13,18 +13,7 @@ REPORT = "report.png"
 
 
 def write_picture(folder: Path, *, title: str | None = None) -> Path:
-    """Draw ``report.png`` into a run's folder, and return its path.
-
-    Values that a line lacks are gaps.
-
-    Args:
-        folder: A run's folder.
-        title: Title of the picture; by default the folder's name.
-
-    Raises:
-        RecipeError: The folder holds no run, or one without metrics.
-        OSError: The picture cannot be written.
-    """
+    """Draw ``report.png`` into a run's folder, and return its path; absent values are gaps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

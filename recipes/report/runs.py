@@ -163,10 +163,7 @@ class Group:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share in percent of each of :data:`PARTS` of the time of training.
-
-        Empty if nothing records them. Lines without all of them are left out.
-        """
+        """The share in percent of each of :data:`PARTS` in the lines that record all of them."""
         lines = [line for run in self.runs.values() for line in run.metrics.train]
         rows = [parts for line in lines if (parts := _parts(line))]
         sums = {key: math.fsum(row.get(key, 0.0) for row in rows) for key in PARTS}
@@ -174,14 +171,7 @@ class Group:
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Group], list[str]]:
-    """Read the runs in some folders and group them, in the order in which they come.
-
-    Returns:
-        The groups, and what a reader has to know about the runs, a sentence each.
-
-    Raises:
-        RecipeError: A folder holds no run, or no run has metrics.
-    """
+    """Read the runs in some folders: in groups, in their order, and with notes on them."""
     alike: dict[str, list[Run]] = {}
     left_out: dict[Path, NoMetricsError] = {}
     for folder in {folder.resolve(): folder for folder in folders}.values():
@@ -205,10 +195,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Group], list[str]]:
 
 
 def differences(members: Sequence[Iterable[Run]]) -> dict[str, list[str]]:
-    """Return the keys of recipes, and the facts, that differ, each with its value in each group.
-
-    A fact in which the runs of one group differ has all their values.
-    """
+    """The keys of recipes, and the facts, that differ, with their value or values by group."""
     facts = [[{"recipe": r.outcome.recipe, **r.keys, **r.facts} for r in runs] for runs in members]
     rows = {}
     for key in dict.fromkeys(key for of in facts for each in of for key in each):
@@ -256,10 +243,7 @@ def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _names(members: Sequence[list[Run]]) -> list[str]:
-    """A name for each group: what it differs in, if that is short; else its first folder.
-
-    The only group has the name of its recipe.
-    """
+    """For each group what it differs in, if short; else its first folder; of one, the recipe."""
     if len(members) == 1:
         return [members[0][0].outcome.recipe or members[0][0].folder]
     facts = _FACTS.values()

@@ -27,12 +27,7 @@ TARGETS: dict[str, Target] = {"timm": "timm", "safetensors": "safetensors", "onn
 
 
 def check(target: str, model: str, out: Path) -> Target:
-    """Check the target for a recipe's ``model.name``, and the folder, before weights are read.
-
-    Raises:
-        RecipeError: There is no such target, or not for this model; a package for it is missing; or
-            the folder exists and is not empty.
-    """
+    """Check the target for a recipe's ``model.name``, and the folder, before weights are read."""
     possible = [name for name in TARGETS if name != "timm" or is_of_timm(model)]
     if target not in possible:
         problem = f"{model} is not a model of timm" if target in TARGETS else f"unknown {target!r}"
@@ -48,10 +43,6 @@ def export(trained: Trained, target: Target, out: Path) -> str:
     """Export weights, and check that what was written gives the outputs of the model.
 
     The files of ``out`` appear when all are complete. Returns what was checked: a line to show.
-
-    Raises:
-        RecipeError: The weights are not those of the recipe's model, the folder cannot be written,
-            or the target cannot hold the model.
     """
     model = trained.build()
     recipe = trained.loaded.recipe
@@ -93,11 +84,7 @@ def _write_tensors(model: nn.Module, trained: Trained, target: Target, folder: P
 
 
 def _by_timm(model: Any, trained: Trained, classes: int, folder: Path) -> nn.Module:
-    """Write ``config.json``, and make the model from what is in the folder.
-
-    Raises:
-        RecipeError: timm does not.
-    """
+    """Write ``config.json``, and make the model from what is in the folder."""
     import timm
     from timm.models._hub import save_config_for_hf
 
@@ -135,11 +122,7 @@ def crop_share(size: int, resize: int) -> float:
 
 @contextmanager
 def _written(out: Path) -> Iterator[Path]:
-    """Context manager that gives a folder beside ``out``, whose files then go there.
-
-    Raises:
-        RecipeError: It cannot be written.
-    """
+    """Context manager that gives a folder beside ``out``, whose files then go there."""
     out = out.resolve()  # such as ``.``, which has no name
     try:
         if not out.parent.exists():

@@ -23,11 +23,7 @@ _TOLERANCE = 1e-3
 
 
 def check_packages() -> None:
-    """Check that the packages of ``largebatch[onnx]`` are installed.
-
-    Raises:
-        RecipeError: One is not.
-    """
+    """Check that the packages of ``largebatch[onnx]`` are installed."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
             raise RecipeError(
@@ -44,10 +40,6 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
 
     The model is in FP32 on the CPU, for evaluation, and ``size`` in pixels. Returns how well the
     outputs agree, in one line.
-
-    Raises:
-        RecipeError: ONNX cannot hold the model, ONNX Runtime does not run it, or the outputs
-            differ.
     """
     import onnxruntime
 

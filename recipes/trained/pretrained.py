@@ -31,10 +31,6 @@ def open_weights(
 
     Those have a recipe of their own, ``overrides`` apply to it, and they are downloaded into the
     cache of huggingface_hub unless they are there already.
-
-    Raises:
-        RecipeError: As :func:`open_trained` does; timm has no such weights, they cannot be
-            downloaded, or their images are made in a way that the input does not support.
     """
     if not str(path).startswith(TIMM):
         return open_trained(path, overrides, recipe=recipe, ema=ema, trust_code=trust_code)
@@ -79,11 +75,7 @@ def _published(name: str, overrides: Iterable[str]) -> Trained:
 
 
 def _images_of(about: dict[str, Any], called: str) -> dict[str, Any]:
-    """The keys of ``data`` that make the images of timm's evaluation.
-
-    Raises:
-        RecipeError: The input cannot make them.
-    """
+    """The keys of ``data`` that make the images of timm's evaluation."""
     from timm.data import resolve_data_config
 
     config = resolve_data_config(pretrained_cfg=about, use_test_size=True)

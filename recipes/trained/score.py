@@ -85,11 +85,6 @@ def score(trained: Trained, job: Job) -> Score:
     """Evaluate weights on the validation images of their recipe; a collective.
 
     With the recipe as it is, the result is that of the run's own evaluation of these weights.
-
-    Raises:
-        AgreedError: The images are missing, none can be used, or they or their size do not fit the
-            model.
-        DataError: An image cannot be read.
     """
     recipe = _with_batches(trained, job)
     with job.raise_on_all_ranks():
@@ -144,9 +139,6 @@ def validation_source(recipe: Recipe, on_fault: OnFault | None = None) -> Source
     """The images that a recipe evaluates; a folder with ``val`` alone is enough.
 
     ``on_fault`` is called with each fault of the data.
-
-    Raises:
-        RecipeError, DataError: They are missing or cannot be used.
     """
     data, folder = recipe.data, Path(recipe.data.path or "")
     if data.source != "synthetic" and not is_url(data.path or "") and not folder.is_dir():
@@ -174,9 +166,6 @@ def check_fit(trained: Trained, model: nn.Module, recipe: Recipe, source: Source
     """Check that a model takes images of this size, and has learnt their classes in their order.
 
     The classes of random images and of shards that store no names have numbers only.
-
-    Raises:
-        RecipeError: It does not, or has not.
     """
     size, data = recipe.eval_size, recipe.data
     try:

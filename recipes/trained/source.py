@@ -55,12 +55,7 @@ class Trained:
         return whole(self.about.get("step"))
 
     def build(self) -> nn.Module:
-        """Build the recipe's model with these weights, in FP32 on the CPU, for evaluation.
-
-        Raises:
-            RecipeError: They are those of another model; the message names the first tensor that
-                does not match.
-        """
+        """Build the recipe's model with these weights, in FP32 on the CPU, for evaluation."""
         recipe = self.loaded.recipe.model
         plain = recipe.model_copy(update={"zero_init_last_norm": False})
         outputs = len(self.classes) or 1000
@@ -117,18 +112,10 @@ def open_trained(
     ema: bool = False,
     trust_code: bool = False,
 ) -> Trained:
-    """Read weights, and load the recipe that they were trained by.
+    """Read weights from where ``init.from`` takes them, and load their recipe.
 
-    Args:
-        path: A run's folder, a checkpoint's, or a file of weights, as ``init.from`` takes them.
-        overrides: Values to use in place of the recipe's, ``key=value``.
-        recipe: Name or path of the recipe; by default that in the run's folder, or beside the file.
-        ema: Read the moving average of the run's weights.
-        trust_code: Whether to import a model that the recipe in the folder names by dotted path.
-
-    Raises:
-        RecipeError: There are no weights or no recipe, or one of them is not valid; or the recipe
-            in the folder names code that is not trusted.
+    By default that is the one beside them, from which a model by dotted path is imported only with
+    ``trust_code``. ``ema`` reads the moving average of the run's weights.
     """
     if ema and path.is_file():
         raise RecipeError(

@@ -54,12 +54,7 @@ class Options:
     images_per_second: float | None = None
 
     def check(self) -> None:
-        """Check what can be known before ranks connect; their number only under torchrun.
-
-        Raises:
-            RecipeError, TopologyError: An option is invalid, there is one rank only, or nodes of
-                ``ranks_per_node`` are not filled.
-        """
+        """Check what can be known before ranks connect; their number only under torchrun."""
         dtypes = [("wire", name, WIRE_DTYPES) for name in self.wire]
         dtypes += [("sum-dtype", self.sum_dtype, SUM_DTYPES)] if self.sum_dtype else []
         for option, name, valid in dtypes:
@@ -85,11 +80,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Tune on the ranks that torchrun started; rank 0 writes the files and prints a summary.
-
-    Raises:
-        RecipeError, TopologyError: As :meth:`Options.check`, or the options do not fit the ranks.
-    """
+    """Tune on the ranks that torchrun started; rank 0 writes the files and prints a summary."""
     options.check()
     profile = None
     if options.recipe is not None and options.images_per_second is not None:
@@ -214,11 +205,7 @@ def describe_links(links: Links) -> list[str]:
 
 
 def draw(tuned: Tuned, out: Path) -> None:
-    """Plot the time of each candidate over the message size, and mark the plan's choices.
-
-    Raises:
-        RecipeError: the file cannot be written.
-    """
+    """Plot the time of each candidate over the message size, and mark the plan's choices."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

@@ -28,9 +28,6 @@ def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> None:
 
     The run itself is not kept. With ``resume=PATH`` among the overrides, it starts from that
     checkpoint.
-
-    Raises:
-        RecipeError, DataError: the recipe, an override or the data is invalid.
     """
     asked = load(recipe, overrides)
     with tempfile.TemporaryDirectory() as folder:

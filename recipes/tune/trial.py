@@ -77,11 +77,6 @@ def measure(
 
     The overrides should set ``data.holdout`` (see :func:`held_out`), or leave evaluation out. The
     run writes into ``run_dir``. ``watch`` is called on rank 0 while the run goes on.
-
-    Raises:
-        RecipeError, DataError: The recipe does not fit the data or the machine.
-        StorageError: The run's files cannot be written.
-        SystemExit: The process was told to end by a signal.
     """
     start = time.monotonic()
     loaded = load(recipe, [*overrides, *PLAIN, override("run_dir", str(run_dir))])
@@ -111,12 +106,7 @@ def measure(
 
 
 def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
-    """Return how many training images to hold out: the recipe's number, or a fraction of them.
-
-    Raises:
-        RecipeError: The images are synthetic, or too few to hold any out.
-        DataError: The data are missing or cannot be used.
-    """
+    """Return how many training images to hold out: the recipe's number, or a fraction of them."""
     if recipe.data.source == "synthetic":
         raise RecipeError(
             "data.source: synthetic images have nothing to learn; valid here: a source of images"

@@ -44,11 +44,7 @@ class Base:
 
     @classmethod
     def of(cls, loaded: Loaded, out: Path, world_size: int, rule: str | None = None) -> Base:
-        """Prepare a recipe for an estimate in the folder ``out``, where nothing is written yet.
-
-        Raises:
-            RecipeError, DataError: The rule, the recipe or its data do not allow an estimate.
-        """
+        """Prepare a recipe for an estimate in the folder ``out``, where nothing is written yet."""
         if rule is not None and rule not in RULES:
             raise RecipeError(f"--rule: unknown: {rule!r}; valid: {', '.join(RULES)}")
         recipe = loaded.recipe
@@ -76,12 +72,7 @@ class Base:
         return cls(loaded, own, out, images, floor, world_size, rule)
 
     def checked(self, batches: Sequence[int]) -> tuple[int, ...]:
-        """Return the batch sizes in order.
-
-        Raises:
-            RecipeError: One is not positive, larger than the data set, or does not divide among
-                the ranks; there is only one; or batch norm would have no statistics.
-        """
+        """Return the batch sizes in order."""
         for batch in batches:
             if not 1 <= batch <= self.images:
                 raise RecipeError(
@@ -115,11 +106,7 @@ class Base:
         return replace(self, recipe=self.recipe.model_copy(update=keys))
 
     def write(self) -> None:
-        """Write the recipe of the runs.
-
-        Raises:
-            RecipeError: The file cannot be written.
-        """
+        """Write the recipe of the runs."""
         head = f"# {self.loaded.name}, with lengths as fractions of the run: that of the runs here."
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -141,11 +128,7 @@ class Base:
         ]
 
     def _one_pass(self, batches: Sequence[int]) -> int:
-        """Images per rank and forward pass: the most up to the recipe's that divide all batches.
-
-        Raises:
-            RecipeError: There are none with which batch norm has statistics.
-        """
+        """Images per rank and forward pass: the most up to the recipe's that divide all batches."""
         own = self.recipe.micro_batch_size or self.recipe.batch_size // self.world_size
         part = self.recipe.batch_norm.images or 1  # ghost batch norm averages over parts of a pass
         shares = math.gcd(*(batch // self.world_size for batch in batches))

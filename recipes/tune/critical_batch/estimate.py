@@ -101,10 +101,6 @@ def estimate(
     A folder ``out`` that holds runs of the same recipe is continued. No run is begun that would
     not end within the ``minutes``. ``say`` is given a line about each run, on rank 0. The other
     options are those of the command, with its defaults.
-
-    Raises:
-        RecipeError, DataError: The recipe, the data or the options do not allow an estimate, or the
-            time does not suffice for one.
     """
     length = epochs or loaded.recipe.epochs
     with job.raise_on_all_ranks():

@@ -97,9 +97,6 @@ def fit_losses(
     The logarithm of the loss is a polynomial of the logarithm of effective epochs, of degree 2
     where there are at least three lengths and six runs, else of degree 1. ``rule`` is how the
     learning rate followed the batch.
-
-    Raises:
-        RecipeError: There are too few runs, batches or lengths, or losses do not fall with epochs.
     """
     usable = [o for o in observations if math.isfinite(o.loss) and o.loss > 0]
     batches = {o.batch_size for o in usable}

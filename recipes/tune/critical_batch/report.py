@@ -20,11 +20,7 @@ NUMBERS = "critical-batch.json"
 
 
 def write(estimate: Estimate, out: Path) -> Path:
-    """Write the numbers of an estimate into a folder; return their path.
-
-    Raises:
-        RecipeError: They cannot be written.
-    """
+    """Write the numbers of an estimate into a folder; return their path."""
     path = out / NUMBERS
     try:
         path.write_text(json.dumps(as_json(estimate), indent=2) + "\n")

@@ -88,11 +88,7 @@ def final_loss(losses: Sequence[float]) -> float:
 
 
 def record_of(base: Base, run: Run, job: Job, folder: Path) -> Record | None:
-    """Read a run's folder on rank 0, for all ranks; None if the run has not ended.
-
-    Raises:
-        AgreedError: The folder holds a run of another recipe.
-    """
+    """Read a run's folder on rank 0, for all ranks; None if the run has not ended."""
     found = None
     with job.raise_on_all_ranks():
         if job.is_main and (folder / RECIPE).exists():
@@ -101,12 +97,7 @@ def record_of(base: Base, run: Run, job: Job, folder: Path) -> Record | None:
 
 
 def make(base: Base, run: Run, job: Job, folder: Path) -> Record:
-    """Make a run on the ranks of a job, and keep its folder without checkpoints; collective.
-
-    Raises:
-        SystemExit: The process was told to end by a signal.
-        RecipeError, DataError, StorageError: As :func:`..runs.measure`.
-    """
+    """Make a run on the ranks of a job, and keep its folder without checkpoints; collective."""
     overrides = base.overrides(run.batch_size, run.epochs, run.seed)
     outcome = measure(str(base.out / RECIPE), [*overrides, "resume=true"], job, folder)
     if job.is_main:

@@ -54,9 +54,6 @@ def plan(budget: float, cost: Cost, total_steps: int, spent: float = 0.0) -> Pla
     """Fit the lengths of trials of a recipe of ``total_steps`` updates to a budget.
 
     The budget, of which a part may have been ``spent`` already, is in the unit of ``cost``.
-
-    Raises:
-        RecipeError: The budget does not hold the fewest of the shortest trials.
     """
     shortest = min(1.0, UPDATES / total_steps)
     least = spent + (FEWEST + 3) * cost.of(shortest)

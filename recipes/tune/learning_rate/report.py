@@ -37,11 +37,7 @@ def describe(trial: Tried) -> str:
 
 
 def write(found: Found) -> list[Path]:
-    """Write the numbers and the recipe into the study's folder; return their paths.
-
-    Raises:
-        RecipeError: A file cannot be written.
-    """
+    """Write the numbers and the recipe into the study's folder; return their paths."""
     contents = {NUMBERS: json.dumps(numbers(found), indent=1) + "\n", RECIPE: recipe_text(found)}
     try:
         for name, content in contents.items():

@@ -56,11 +56,6 @@ def search(
     overrides are for every trial. ``runs`` is the budget of the whole study in runs of the recipe;
     if it is None, ``minutes`` is that of this call. ``say`` is given a line for each trial on
     rank 0.
-
-    Raises:
-        RecipeError, DataError: The recipe, the data or an option is invalid, the budget is too
-            small, the folder holds a study of something else, or all trials diverged.
-        SystemExit: The process was told to end by a signal.
     """
     for name, limit in (("minutes", minutes), ("runs", runs)):
         if limit is not None and not 0 < limit < math.inf:

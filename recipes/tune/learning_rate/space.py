@@ -38,11 +38,7 @@ FIRST_PLACES = (0.3, 0.7, 0.1, 0.9)
 
 
 def space_of(recipe: Recipe, timeline: Timeline, lr: tuple[float, float] | None) -> Space:
-    """Return the ranges of a search; by default a factor of :data:`REACH` around the recipe's rate.
-
-    Raises:
-        RecipeError: The range is empty, or lower than the ends of the recipe's schedule.
-    """
+    """The ranges of a search; by default a factor of :data:`REACH` around the recipe's rate."""
     least, own = lowest_peak(recipe), recipe.optimizer.lr
     if lr is None:
         if own == 0:
@@ -75,10 +71,7 @@ def lowest_peak(recipe: Recipe) -> float:
 
 
 def first_settings(recipe: Recipe, timeline: Timeline, space: Space) -> list[Settings]:
-    """The settings of the first trials: the recipe's own, then rates over the whole range.
-
-    Own values outside the ranges are replaced by the nearest ones inside.
-    """
+    """The first settings: the recipe's own, moved into the ranges, then rates over all of them."""
     rate, longest = space["lr"], space["warmup"].high
     warmup = min(_own_warmup(recipe, timeline), longest)
     own = Settings(min(max(recipe.optimizer.lr, rate.low), rate.high), warmup)

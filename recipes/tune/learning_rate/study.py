@@ -34,11 +34,7 @@ PRUNED_FROM, BEHIND, FEWEST_TO_PRUNE = 2, 80.0, 5
 
 
 class Study:
-    """The trials of a search, of which one at a time runs, in a folder for it alone.
-
-    Raises:
-        RecipeError: The folder holds a study of something else, or a journal that cannot be read.
-    """
+    """The trials of a search, of which one at a time runs, in a folder for it alone."""
 
     def __init__(self, folder: Path, recipe: Recipe, space: Space) -> None:
         self._space, self._seed, self._folder = space, recipe.seed, folder

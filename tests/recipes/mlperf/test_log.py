@@ -9,7 +9,6 @@ from pathlib import Path
 
 import mlperf_logging
 import pytest
-import torch.distributed as dist
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from mlperf_logging.compliance_checker.mlp_compliance import ComplianceChecker, 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.mlperf.rules import RULES, check_rules
 from largebatch.recipes.schema.load import load
-from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
 
 pytestmark = pytest.mark.slow("trains small networks")
@@ -203,18 +201,6 @@ def test_another_runs_log_is_refused(photos, tmp_path):
     with pytest.raises(RecipeError, match=r"track: .*result_0.txt already exists; valid: a new"):
         make(photos, tmp_path / "run", *KEPT)
     assert log.read_text() == "a run"
-
-
-def open_log(root, run_dir):
-    trainer = make(root, run_dir, *KEPT, "batch_norm.ranks=all")
-    trainer._start()
-    trainer.callbacks.end("stopped", {})
-    dist.barrier()  # no rank exits while another still communicates with it
-
-
-def test_batch_norm_spans_the_ranks_that_it_is_synchronised_over(photos, tmp_path):
-    run_ranks(2, open_log, photos, tmp_path)
-    assert values(tmp_path / "result_0.txt")["model_bn_span"] == 16
 
 
 def test_a_missing_library_is_reported_in_one_line(photos, tmp_path, monkeypatch):

@@ -130,17 +130,11 @@ def test_a_step_outside_of_the_measured_batches_is_reported():
     assert alone.times.step == pytest.approx(512 * (4e-3 + 128 * 0.125e-3))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("8", [8]), ("64, 8,512", [8, 64, 512]), ("2,2", [2])]
-)
-def test_numbers_of_gpus(text, expected):
-    assert gpu_counts(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "x", "8;16", "-8", "8,", "1.5", "0", "8,0"])
-def test_no_numbers_of_gpus(text):
-    with pytest.raises(RecipeError, match=r"^--gpus: .*; valid: "):
-        gpu_counts(text)
+def test_numbers_of_gpus():
+    assert gpu_counts("64, 8,512,8") == [8, 64, 512]
+    for text in ("", "8;16", "-8", "8,", "1.5", "8,0"):
+        with pytest.raises(RecipeError, match=r"^--gpus: .*; valid: "):
+            gpu_counts(text)
 
 
 def test_a_micro_batch_that_does_not_divide_is_replaced_by_the_largest_that_does():
@@ -159,16 +153,8 @@ def test_a_micro_batch_that_does_not_divide_is_replaced_by_the_largest_that_does
     )
 
 
-@pytest.mark.parametrize(
-    "whole",
-    [
-        ["batch_norm.images=48"],
-        ["mixing.mixup=0.2", "mixing.group=48"],
-        ["batch_norm.images=16", "mixing.cutmix=1", "mixing.group=12"],
-    ],
-)
-def test_slices_of_batch_norm_and_groups_of_mixing_limit_the_micro_batch(whole):
-    keys = [*whole, "batch_size=1152"]
+def test_slices_of_batch_norm_and_groups_of_mixing_limit_the_micro_batch():
+    keys = ["batch_norm.images=16", "mixing.cutmix=1", "mixing.group=12", "batch_size=1152"]
     keys += ["micro_batch_size=288", "schedule.warmup=0", "schedule.decay=null"]
     recipe = load("resnet50-b65536", keys).recipe
     assert fit(recipe, 3)[0].micro_batch_size == 192  # of 384 images each; 288 does not divide

@@ -1,7 +1,5 @@
 """The plot of a recipe's schedule, and what it needs to be loaded."""
 
-import subprocess
-import sys
 from itertools import pairwise
 
 import matplotlib.figure
@@ -44,12 +42,3 @@ def test_it_shows_every_rate_and_names_the_recipe_and_its_batches(drawn):
     assert max(line.get_ydata()) == 8  # at its peak, exactly
     falls = [b / a for a, b in pairwise(line.get_ydata()) if b < 0.5 * a]
     assert falls == pytest.approx([0.1, 0.1])
-
-
-@pytest.mark.slow("starts a program that imports torch")
-def test_the_schedule_does_not_load_the_trainer():
-    program = (
-        "import sys, largebatch.recipes.predict.schedule\n"
-        "sys.exit('largebatch.recipes.training.trainer' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,7 +10,6 @@ from largebatch.recipes.words import binary_size, describe_rule
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        (Rule("ring"), "ring"),
         (Rule("leader", chunk_bytes=2**21), "leader in chunks of 2 MiB"),
         (Rule("torus", shape=(4, 2), wire_dtype="bf16"), "torus 4x2 in bf16"),
         (

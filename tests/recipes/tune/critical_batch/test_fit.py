@@ -19,14 +19,14 @@ MLPERF = [
 ]
 
 
-def losses(critical, batches=(64, 128, 256), lengths=(4, 8, 16), spread=0.0, seed=0, exponent=1.0):
+def losses(critical, batches=(64, 128, 256), lengths=(4, 8, 16), spread=0.0, seed=0):
     """Losses by a power law of effective epochs, with relative noise."""
     noise = random.Random(seed)
     return [
         Observation(
             b,
             n,
-            3 * (n / (1 + b / critical) ** exponent) ** -0.6 * noise.lognormvariate(0, spread),
+            3 * (n / (1 + b / critical)) ** -0.6 * noise.lognormvariate(0, spread),
         )
         for b in batches
         for n in lengths
@@ -47,7 +47,8 @@ def fit_epochs(points):
 @settings(max_examples=15)
 @given(critical=st.floats(20, 5000), degree=st.sampled_from([(4, 16), (4, 8, 16)]))
 def test_an_exact_law_is_found(critical, degree):
-    found = fit_losses(losses(critical, lengths=degree))
+    diverged = Observation(512, 8, math.nan)  # is left out
+    found = fit_losses([*losses(critical, lengths=degree), diverged])
     assert found.batch_size == pytest.approx(critical, rel=0.01)
     assert found.determined
     assert found.factor(1024, 256)[0] == pytest.approx(
@@ -117,11 +118,6 @@ def test_runs_that_do_not_suffice_are_refused(observations, message):
         fit_losses(observations)
 
 
-def test_runs_that_diverged_are_left_out():
-    diverged = Observation(512, 8, math.nan)
-    assert fit_losses([*losses(300), diverged]) == fit_losses(losses(300))
-
-
 def test_intervals_of_epochs_reach_to_the_law_of_steps_of_a_fixed_length():
     """With a rate by the square root, epochs may grow with the root of 1 + B / B_crit."""
     seen = losses(200, spread=0.02)
@@ -131,10 +127,3 @@ def test_intervals_of_epochs_reach_to_the_law_of_steps_of_a_fixed_length():
     assert factor == linear.factor(1024, 64)[0]
     assert (low, high) == (root.by_root.factor(1024, 64)[1], linear.factor(1024, 64)[2])
     assert low < linear.factor(1024, 64)[1]
-
-
-def test_a_law_of_another_exponent_is_found():
-    found = fit_losses(losses(90, spread=1e-3, exponent=0.5), exponent=0.5)
-    assert found.batch_size == pytest.approx(90, rel=0.05)
-    law = ((1 + 1024 / 90) / (1 + 64 / 90)) ** 0.5
-    assert found.factor(1024, 64)[0] == pytest.approx(law, rel=0.02)

@@ -52,8 +52,9 @@ def run_of(base, batch, epochs):
     return recipe, timeline, learning_rates(recipe, timeline)
 
 
-@pytest.mark.parametrize("warmup", ["10ep", "100", "0.2dur"])
-@pytest.mark.parametrize(("batch", "epochs"), [(4, 50), (8, 50), (2, 25), (8, 100)])
+@pytest.mark.parametrize(
+    ("warmup", "batch", "epochs"), [("10ep", 8, 100), ("100", 2, 25), ("0.2dur", 8, 50)]
+)
 def test_the_schedule_is_scaled_to_the_length_of_a_run(base, warmup, batch, epochs):
     """100 steps of 4 images are 10 of 50 epochs, whatever the batch size is."""
     recipe, timeline, rates = run_of(base(f"schedule.warmup={warmup}"), batch, epochs)
@@ -118,7 +119,7 @@ def test_images_per_forward_pass_suit_the_batch_norm_of_the_recipe(base):
         ghost.checked((6, 12))
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_floor_of_the_loss_is_that_of_the_best_prediction(smoothing):
     shares = torch.full((1, 10), smoothing / 10, dtype=torch.float64)
     shares[0, 3] += 1 - smoothing
