@@ -26,23 +26,23 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (40_387, 36_000),
-    "recipes": (19_452, 16_000),
+    "amp comm lars pipeline recipes": (38_845, 36_000),
+    "recipes": (18_324, 16_000),
     "recipes/commands": (1_959, 1_650),
-    "recipes/tune": (2_430, 2_150),
-    "recipes/predict": (1_357, 1_250),
-    "recipes/report": (714, 650),
-    "recipes/trained": (909, 750),
+    "recipes/tune": (2_344, 2_150),
+    "recipes/predict": (1_310, 1_250),
+    "recipes/report": (682, 650),
+    "recipes/trained": (852, 750),
     "recipes/mlperf": (386, 360),
-    "recipes/training": (7_200, 5_600),
-    "recipes/models": (1_071, 1_100),
-    "recipes/schema": (2_381, 1_600),
-    "pipeline": (7_877, 7_850),
-    "lars": (5_560, 5_300),
-    "amp": (2_063, 2_000),
-    "comm": (5_435, 5_000),
-    "tests": (42_581, 30_000),
-    "benchmarks": (10_630, 10_000),
+    "recipes/training": (6_598, 5_600),
+    "recipes/models": (1_069, 1_100),
+    "recipes/schema": (2_211, 1_600),
+    "pipeline": (7_801, 7_850),
+    "lars": (5_502, 5_300),
+    "amp": (2_023, 2_000),
+    "comm": (5_195, 5_000),
+    "tests": (41_145, 30_000),
+    "benchmarks": (10_377, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (3, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it

@@ -84,7 +84,8 @@ def _files(pattern: str) -> list[str]:
 def part_of(mutant: Mutant) -> str:
     """The part that a mutant was chosen from."""
     name = mutant.path.removeprefix("recipes/").removeprefix("training/")
-    return name.split("/")[0].removesuffix(".py")
+    part = name.split("/")[0].removesuffix(".py")
+    return "build" if part == "data" else part  # the data of a run were made in build.py
 
 
 def table(rows: list[dict[str, str]]) -> str:

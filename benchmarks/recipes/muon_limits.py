@@ -1,0 +1,173 @@
+"""Claim: in 10.24 epochs at a batch of 4,096, Muon gains about a third of a point from 2/3 of the
+learning rate that its search found, and loses from 3/2 of it.
+
+    python -m benchmarks.recipes.muon_limits --data data/cifar10 --package CHECKOUT
+
+Three questions for runs on all training images, scored on the test set, beside those of
+`epochs_to_target`, whose settings and network they have; so far, the first is answered:
+
+- tuning: does another learning rate, or the second best setting of the search, do better?
+- method: do other steps of Muon, an average of the weights or another momentum?
+- floor: is 86 % reached in fewer updates, with a batch of 16,384?
+
+CHECKOUT is a work tree of commit 9e2c0a5, whose package trains, as it trained the runs beside which
+these stand. Runs that are stored in benchmarks/results/muon_limits.json are not repeated; without
+``--data`` the table is made from them alone. A run takes 5 to 15 minutes of one of two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.recipes.epochs_to_target import RESULT as BESIDE
+from benchmarks.recipes.epochs_to_target_estimates import finals
+
+RESULT = tables.RESULTS / "muon_limits.json"
+#: As in epochs_to_target: nothing is evaluated before the end, and memory is taken in large pages.
+PLAIN = ("evaluate_every=1dur", "checkpoint.every=null")
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1000000000"
+    ":glibc.malloc.trim_threshold=10000000000",
+}
+#: Settings of the search at 4,096: the best, and the second best.
+FIRST = "schedule.power=0.646 optimizer.momentum=0.899 schedule.warmup=0.14dur"
+SECOND = "schedule.power=1.4 optimizer.momentum=0.818 schedule.warmup=0.237dur"
+OTHERS = "optimizer.args.others={{rule: sgd, lr_scale: {}, momentum: 0.85}}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A setting: which question it belongs to, its batch, its epochs and its overrides."""
+
+    question: str
+    name: str
+    batch_size: int
+    epochs: float
+    overrides: tuple[str, ...] = ()
+
+
+def line(name: str, setting: str, rate: float) -> list[Case]:
+    """The cases of a setting at the rate of the search, and at 2/3 and 3/2 of it."""
+    rates = {f"{name}, rate × {x}": rate * y for x, y in (("2/3", 2 / 3), ("1", 1), ("3/2", 1.5))}
+    return [
+        Case("tuning", case, 4096, 10.24, (*setting.split(), f"optimizer.lr={lr:.3g}"))
+        for case, lr in rates.items()
+    ]
+
+
+def other(name: str, *overrides: str) -> Case:
+    """A case of the second question."""
+    return Case("method", name, 8192, 12.8, overrides)
+
+
+CASES = (
+    *line("best setting", FIRST, 0.18),
+    *line("second setting", SECOND, 0.303),
+    other("as found"),
+    other("5 Newton-Schulz steps", "optimizer.args.ns_steps=5"),
+    other("average of the weights", "ema.decay=0.9"),
+    other(
+        "weight decay for norm projection",
+        "optimizer.args.norm_projection=false",
+        "optimizer.weight_decay=5e-4",
+    ),
+    other("twice the rate of biases and head", OTHERS.format(13.8)),
+    other("momentum 0.95", "optimizer.momentum=0.95"),
+    *(Case("floor", "as at 8,192", 16384, n, ("optimizer.lr=0.362",)) for n in (25.6, 40)),
+)
+#: Those that epochs_to_target has trained.
+KNOWN = {"best setting, rate × 1": (4096, 10.24), "as found": (8192, 12.8)}
+#: Further seeds of the cases that decide a question.
+SEEDS: dict[str, int] = {}
+
+
+def train(case: Case, seed: int, data: Path, package: Path) -> dict[str, Any]:
+    """Train a case and return the row that is stored."""
+    base = "airbench-muon-b4096" if case.batch_size == 4096 else "airbench-muon-b8192"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "largebatch.recipes.train", base, f"data.path={data}"]
+        command += [f"run_dir={folder}/run", f"batch_size={case.batch_size}", f"seed={seed}"]
+        command += [f"epochs={case.epochs:g}", *PLAIN, *case.overrides]
+        path = {"PYTHONPATH": str(package / "src")}
+        subprocess.run(
+            command, check=True, env=os.environ | ENVIRONMENT | path, stdout=sys.stderr, cwd=folder
+        )
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    last = {row["split"]: row for row in map(json.loads, lines)}
+    what = {key: value for key, value in vars(case).items() if key != "overrides"}
+    top1, steps = round(last["val"]["top1"], 2), last["train"]["step"]
+    when = {"date": date.today().isoformat(), "torch": tables.packages()["torch"]}
+    return {**what, "overrides": case.overrides, "seed": seed, "top1": top1, "steps": steps, **when}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Tabulate what was trained, each seed, with the runs of epochs_to_target among it."""
+    beside = json.loads(BESIDE.read_text())["runs"]
+    cells = []
+    for case in CASES:
+        found = [
+            row["top1"]
+            for row in rows
+            if (row["question"], row["name"], row["epochs"])
+            == (case.question, case.name, case.epochs)
+        ]
+        if case.name in KNOWN:
+            found = [row["top1"] for row in finals(beside, "Muon", *KNOWN[case.name])]
+        if not found:
+            continue
+        top1 = ", ".join(f"{value:.2f}" for value in found)
+        updates = round(case.epochs * 50_000 / case.batch_size)
+        cells.append(
+            (case.question, f"{case.batch_size:,}", f"{case.epochs:g}", updates, case.name, top1)
+        )
+    columns = dict.fromkeys(("question", "batch", "epochs", "updates", "setting", "top-1 %"), "l")
+    return tables.table(columns, cells)
+
+
+def main() -> None:
+    parser = tables.parser(__doc__)
+    parser.add_argument("--data", type=Path, help="prepared CIFAR-10")
+    parser.add_argument("--package", type=Path, help="work tree of commit 9e2c0a5")
+    parser.add_argument("--question", choices=("tuning", "method", "floor"))
+    options = parser.parse_args()
+    rows = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+    lock = threading.Lock()
+
+    def run(task: tuple[Case, int]) -> None:
+        row = train(*task, options.data.absolute(), options.package.absolute())
+        with lock:
+            rows.append(row)
+            tables.store(
+                RESULT, {"claim": tables.claim_of(__doc__), **tables.origin(), "runs": rows}
+            )
+            print(row, flush=True)
+
+    done = {(row["question"], row["name"], row["epochs"], row["seed"]) for row in rows}
+    tasks = [
+        (case, seed)
+        for case in CASES
+        if case.name not in KNOWN and options.question in (None, case.question)
+        for seed in range(1 + SEEDS.get(case.name, 0))
+        if (case.question, case.name, case.epochs, seed) not in done
+    ]
+    if options.data:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(run, tasks))
+    RESULT.with_suffix(".md").write_text(table(rows) + "\n", encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
