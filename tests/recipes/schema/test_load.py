@@ -325,3 +325,15 @@ def test_the_recipe_of_an_old_run_keeps_what_its_former_keys_said(tmp_path):
     assert recipe.optimizer.args == {"eps": 1e-6, "denominator": "norm-of-sum"}
     assert recipe.batch_norm.ranks == "all"
     assert load(str(path), ["optimizer.name=sgd"]).recipe.optimizer.args == {}
+
+
+@pytest.mark.parametrize(
+    "args", ["{adjust_lr_fn: trust_ratio}", "{others: {rule: lars}}", "{others: {rule: sgd}}"]
+)
+def test_muon_has_trust_ratios_where_its_rate_or_a_rule_has(args):
+    overrides = [f"optimizer.args={args}", "trust_ratios_every=1ep"]
+    if "sgd" in args:
+        with pytest.raises(RecipeError, match="trust_ratios_every"):
+            load("cifar10-muon-b256", overrides)
+    else:
+        assert load("cifar10-muon-b256", overrides).recipe.trust_ratios_every
