@@ -115,8 +115,8 @@ def train(case: Case, seed: int, data: Path, package: Path) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Tabulate what was trained, each seed, with the runs of epochs_to_target among it."""
     beside = json.loads(BESIDE.read_text())["runs"]
-    cells = []
-    for case in CASES:
+    cells, asked = [], {row["question"] for row in rows}
+    for case in (case for case in CASES if case.question in asked):
         found = [
             row["top1"]
             for row in rows

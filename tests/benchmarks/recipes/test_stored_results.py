@@ -15,6 +15,7 @@ from benchmarks.recipes import (
     epochs_to_target,
     larger_batch,
     main_job,
+    muon_limits,
     plan_memory,
     tune_lr,
 )
@@ -42,6 +43,7 @@ def test_searches_by_the_command(tmp_path, monkeypatch):
     [
         ("larger_batch", lambda content: larger_batch.table(content["top1"])),
         ("main_job", lambda content: main_job.table(content["runs"])),
+        ("muon_limits", lambda content: muon_limits.table(content["runs"])),
         ("plan_memory", lambda content: plan_memory.table(content["rows"])),
     ],
 )
