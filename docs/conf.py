@@ -28,7 +28,7 @@ extensions = [
     "generate",
     "references",
 ]
-exclude_patterns = ["_generated"]
+exclude_patterns = ["_generated", "upstream"]
 nitpicky = True
 
 myst_enable_extensions = ["colon_fence", "deflist"]
