@@ -78,6 +78,7 @@ def test_nccl_is_told_to_keep_the_order_before_it_starts(monkeypatch, keys, rank
 
     def init_process_group(*arguments, **options):
         seen.append(os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT"))
+        assert options["timeout"].total_seconds() == 77
         raise RecipeError("far enough")
 
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
@@ -86,7 +87,8 @@ def test_nccl_is_told_to_keep_the_order_before_it_starts(monkeypatch, keys, rank
         monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT")
     for name, value in {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": 8}.items():
         monkeypatch.setenv(name, str(value))
-    recipe = load("digits", ["comm.ranks_per_node=null", *keys]).recipe
+    common = ["comm.ranks_per_node=null", "comm.timeout_seconds=77"]
+    recipe = load("digits", [*common, *keys]).recipe
     with pytest.raises(RecipeError, match="far enough"), job.joined(recipe):
         pass
     assert seen == [order]

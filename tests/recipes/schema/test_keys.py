@@ -216,17 +216,17 @@ def test_the_plan_comes_from_the_algorithm_or_the_file(photos, tmp_path):
         assert algorithms(*keys) == ["torus"]
 
 
-def test_nodes_and_the_timeout_are_those_of_the_recipe(photos, tmp_path, monkeypatch):
+def test_nodes_are_those_of_the_recipe(photos, tmp_path, monkeypatch):
     seen = []
     from_environment = Topology.from_environment
 
-    def noted(ranks_per_node, *, timeout):
-        seen.append((ranks_per_node, timeout.total_seconds()))
-        return from_environment(ranks_per_node, timeout=timeout)
+    def noted(ranks_per_node):
+        seen.append(ranks_per_node)
+        return from_environment(ranks_per_node)
 
     monkeypatch.setattr(Topology, "from_environment", noted)
-    make(photos, tmp_path / "run", "comm.timeout_seconds=77", "comm.ranks_per_node=1")
-    assert seen == [(1, 77)]
+    make(photos, tmp_path / "run", "comm.ranks_per_node=1")
+    assert seen == [1]
     with pytest.raises(AgreedError, match="2"):
         make(photos, tmp_path / "run", "comm.ranks_per_node=2")
 
