@@ -31,12 +31,7 @@ def claim_of(doc: str | None) -> str:
 
 
 def table(columns: dict[str, str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table in Markdown.
-
-    Args:
-        columns: Alignment of each column, ``l`` or ``r``, by its head.
-        rows: Cells of each row.
-    """
+    """Return a table in Markdown."""
     ends = "|".join("---:" if side == "r" else "---" for side in columns.values())
     lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
     return "\n".join([lines[0], f"|{ends}|", *lines[1:]])
@@ -59,11 +54,7 @@ def cores() -> int:
 
 
 def origin(*more: str) -> dict[str, Any]:
-    """Return what a stored result says of its date, machine and packages.
-
-    Args:
-        more: Further packages, which are installed.
-    """
+    """Return what a stored result says of its date, machine and packages."""
     machine = {"processor": processor(), "cores": cores()}
     return {"date": date.today().isoformat(), "machine": machine, "versions": packages(*more)}
 

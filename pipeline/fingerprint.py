@@ -15,14 +15,7 @@ _RESHARDED = ("world_size", "batch_size", "micro_batch_size")
 def check(state: dict[str, Any], now: dict[str, Any], *, reshard: bool) -> int:
     """Check that the order of images is that of the checkpoint, and return its position.
 
-    Args:
-        state: What the checkpoint holds of the input, with the facts that the order depends on.
-        now: The same facts of the loader.
-        reshard: Whether the number of ranks and the batch sizes may differ.
-
-    Raises:
-        DataError: The state is damaged, or the order differs; the message names the first
-            difference and what is valid.
+    A DataError names the first difference; ``reshard`` allows other ranks and batch sizes.
     """
     names = ("fingerprint", "made_with", "position")
     saved, made_with, position = (

@@ -95,12 +95,7 @@ class Stream:
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def take(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the images at positions ``start`` to ``start + count`` of the stream.
-
-        Returns:
-            Their indices, int64, shape ``[count]``, and their random numbers, FP64,
-            ``[count, UNIFORMS]``, or ``[count, UNIFORMS + FURTHER]`` with ``further``.
-        """
+        """Return the images at positions from ``start`` on, and their random numbers, FP64."""
         indices, numbers = self._shown(np.arange(start, start + count)), []
         shown = indices
         while count > 0:

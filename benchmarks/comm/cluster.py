@@ -37,15 +37,8 @@ class Cluster:
 
     It leaves no process and no namespace behind, even after an exception, SIGINT, SIGTERM or
     SIGHUP (the last two raise SystemExit in the main thread). After SIGKILL its processes end, and
-    its namespaces are removed when the next cluster is created.
-
-    Args:
-        nodes: number of nodes, which are network namespaces.
-        ranks_per_node: number of processes of a job on each node.
-        mbit: megabits (10^6) per second of each node's link and direction; None: no limit.
-
-    Raises:
-        NetworkError: an argument is out of range, or (on entry) the system refuses.
+    its namespaces are removed when the next cluster is created. Each node's link carries ``mbit``
+    megabits (10^6) per second in each direction.
 
     Example::
 
@@ -98,24 +91,7 @@ class Cluster:
         torchrun: Sequence[str] = (),
         echo: TextIO | None = None,
     ) -> list[str]:
-        """Run a script on all ranks and wait for it.
-
-        Args:
-            arguments: arguments for torchrun: a file or ``-m`` and a module, and its arguments.
-            timeout_seconds: time after which the job is killed.
-            grace_seconds: time for the other nodes to end by themselves after one has failed.
-            environment: variables for all ranks, in addition to those of this process.
-            torchrun: further options of torchrun, such as ``--max-restarts 3``.
-            echo: stream to copy the output to as it arrives, each line with its node number.
-
-        Returns:
-            For each node, what its processes wrote to standard output and error. Process i of node
-            k is rank ``k * ranks_per_node + i``.
-
-        Raises:
-            ClusterError: a node ended with another exit code than 0, or the timeout expired; the
-                message has the end of the output.
-        """
+        """Run a script by torchrun on all ranks, and return what the ranks of each node wrote."""
         variables = {**os.environ, **self._variables(), **(environment or {})}
         with tempfile.TemporaryDirectory(prefix="largebatch-cluster-") as folder:
             paths = [Path(folder) / f"node-{node}" for node in range(self.nodes)]

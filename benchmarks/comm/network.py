@@ -78,13 +78,6 @@ class Network:
 
     Several networks can exist at once. Remains of a process that was killed before it could clean
     up are removed when the next network is created.
-
-    Args:
-        nodes: number of nodes.
-        mbit: megabits (10^6) per second of each link and direction; None does not limit the rate.
-
-    Raises:
-        NetworkError: an argument is out of range, or (on entry) the system refuses.
     """
 
     def __init__(self, nodes: int, mbit: float | None = None) -> None:
@@ -141,11 +134,7 @@ class Network:
         self.shape(self._mbit)
 
     def shape(self, mbit: float | None, node: int | None = None) -> None:
-        """Set the rate of every link, or of one node's, in each direction; None removes the limit.
-
-        Raises:
-            NetworkError: the rate is out of range.
-        """
+        """Set the rate of every link, or of one node's, each way; None removes the limit."""
         bytes_per_second = int((_checked(mbit) or 0) * 1e6 / 8)
         burst = max(_LEAST_BURST_BYTES, int(bytes_per_second * _BURST_SECONDS))
         limit = burst + int(bytes_per_second * _QUEUE_SECONDS)

@@ -38,12 +38,7 @@ class System:
 class Run:
     """A training run, as far as its speed depends on it.
 
-    Attributes:
-        gpus: number of GPUs.
-        images: images per GPU and step.
-        rate: images per second of one of its GPUs in the run whose throughput is known; for a run
-            to be predicted, of its GPU alone or of the base's GPU.
-        rate_images: images per GPU and step at which ``rate`` holds; None for ``images``.
+    ``rate`` is in images per second of one GPU, at ``rate_images`` images per GPU and step.
     """
 
     gpus: int

@@ -46,13 +46,7 @@ THRESHOLD_BYTES = 4 * 2**20
 
 
 def measure_profile(model: nn.Module, loss: Callable[[], Tensor], *, repeats: int) -> Profile:
-    """Measure on the CPU when backward produces each gradient; medians after two warm-up steps.
-
-    Args:
-        model: a model without gradients; they are None again afterwards.
-        loss: runs forward on a batch, without DDP, and returns the loss.
-        repeats: number of measured steps.
-    """
+    """Measure on the CPU when backward produces each gradient; medians after two warm-up steps."""
     parameters = dict(model.named_parameters())
     marks: dict[str, float] = {}
     handles = [

@@ -93,11 +93,7 @@ class Started:
         return read_marks(self.marks)
 
     def end(self, seconds: float = 120) -> int:
-        """Wait for the end, and return the exit code.
-
-        Raises:
-            TimeoutError: It goes on for longer.
-        """
+        """Wait for the end, and return the exit code."""
         self.agent.join(seconds)
         if self.agent.exitcode is None:
             raise TimeoutError(f"the run still goes on after {seconds:.0f} seconds")
@@ -156,14 +152,7 @@ class Place:
         return self._keep(Started(agent, marks))
 
     def start_node(self, endpoint: str, marks: Path, *overrides: str, hosts: bool) -> Started:
-        """Start one rank and its torchrun, as a machine of a job that goes on with fewer.
-
-        Args:
-            endpoint: Host and port where the machines meet.
-            marks: Folder for the marks of all ranks.
-            overrides: Overrides of the recipe.
-            hosts: Whether the machines meet at this one.
-        """
+        """Start one rank and its torchrun, as a machine of a job that goes on with fewer."""
         _, out, environment = self._prepare(None)
         waits = "join_timeout=60,last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=2"
         waits += f",is_host={str(hosts).lower()}"
@@ -273,11 +262,7 @@ def _children(process: int) -> list[int]:
 
 
 def wait_for(condition: Any, seconds: float = 60, every: float = 0.0005) -> Any:
-    """Wait until a condition gives something, and return it.
-
-    Raises:
-        TimeoutError: It does not in time.
-    """
+    """Wait until a condition gives something, and return it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():

@@ -14,15 +14,7 @@ _CONTEXT: Any = multiprocessing.get_context("spawn")
 
 
 class Child:
-    """A process that runs ``target(pipe, *arguments)``; what it prints goes to standard error.
-
-    Args:
-        target: function of a module.
-        arguments: further arguments, which can be pickled.
-
-    Attributes:
-        pipe: this process's end.
-    """
+    """A process that runs ``target(pipe, *arguments)``; what it prints goes to standard error."""
 
     def __init__(self, target: Callable[..., object], *arguments: Any) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
@@ -36,12 +28,7 @@ class Child:
             self.pipe.send(message)
 
     def reply(self, seconds: float) -> Any:
-        """Return the next message.
-
-        Raises:
-            TimeoutError: there was none within ``seconds``.
-            ChildProcessError: the process has ended.
-        """
+        """Return the next message."""
         if not self.pipe.poll(max(0.0, seconds)):
             raise TimeoutError(f"no reply within {seconds:.0f} s")
         try:

@@ -246,15 +246,7 @@ def summarise(report: Report, place: Place) -> None:
 
 
 def steps_to(target: float, points: Sequence[tuple[float, float]]) -> float:
-    """Steps at which accuracy meets a target, on lines over the logarithm of steps.
-
-    Args:
-        target: accuracy in percent.
-        points: pairs of steps and accuracy in percent, at least two.
-
-    Returns:
-        The steps; those of the shortest run where it is above the target; infinity if none is.
-    """
+    """Steps at which accuracy meets a target, on lines over the logarithm of steps."""
     ordered = sorted(points)
     if ordered[0][1] >= target:
         return ordered[0][0]

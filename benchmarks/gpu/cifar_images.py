@@ -28,12 +28,7 @@ Split = tuple[Tensor, Tensor]
 
 
 def read(place: Place) -> tuple[Split, Split]:
-    """Read the images to train on and to test on, to the device; random ones in a dry run.
-
-    Raises:
-        Skipped: they are not there.
-        DataError: a folder has no images.
-    """
+    """Read the images to train on and to test on, to the device; random ones in a dry run."""
     if place.dry:
         pixels = torch.randint(256, (96, SIZE, SIZE, 3), dtype=torch.uint8)
         images, labels = prepared(pixels), torch.arange(96) % 10
@@ -75,9 +70,6 @@ def batches(images: Tensor, batch: int, seed: int) -> Iterator[tuple[Tensor, Ten
 
     Every image comes once in an epoch. Half of the images, drawn once, are mirrored in even epochs
     and the others in odd ones.
-
-    Yields:
-        Images, shape ``[batch, 3, 32, 32]``, channels_last, and their indices, int64.
     """
     device, count = images.device, len(images)
     generator = torch.Generator(device).manual_seed(seed)

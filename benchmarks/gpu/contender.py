@@ -43,11 +43,7 @@ class Turns:
         self._running: Steps | None = None
 
     def begin(self) -> None:
-        """Take part in the loop before each of its steps; waits for a command between two.
-
-        Raises:
-            SystemExit: there are no more commands.
-        """
+        """Take part in the loop before each of its steps; waits for a command between two."""
         while True:
             if self._running is None:
                 command = self.next_command()

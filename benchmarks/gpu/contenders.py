@@ -19,12 +19,7 @@ _SECONDS = {EAGER: 12.0, COMPILED: 75.0, TYPED: 60.0}
 class Contender:
     """One training loop with one setting, which runs in a process of its own.
 
-    Attributes:
-        whose: ``OURS``, ``BARE`` or ``TIMM``.
-        how: ``EAGER``, ``COMPILED``, or ``TYPED``: the recipe but for the batch size and the data.
-        precision: key of our precisions; with FP16, rivals have autocast and GradScaler.
-        batch: images per forward pass.
-        passes: forward passes per update.
+    An update takes ``passes`` forward passes of ``batch`` images.
     """
 
     whose: str

@@ -63,13 +63,7 @@ class Failed(Exception):  # noqa: N818 - the contender's, not an error of the ha
 
 
 class Process(Child):
-    """A contender's process. It starts to import at once, and touches the GPU once it is asked to.
-
-    Attributes:
-        contender: what it runs.
-        start_seconds: time from its first CUDA call to its first steady step.
-        warm: the reply to its first command.
-    """
+    """A contender's process, which imports at once and touches the GPU when it is asked to."""
 
     def __init__(self, contender: Contender, place: Place) -> None:
         super().__init__(serve, contender, place)
@@ -90,11 +84,7 @@ class Process(Child):
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> Reply:
-        """Return the next reply.
-
-        Raises:
-            Failed: the contender cannot run here, has died, or took longer than ``seconds``.
-        """
+        """Return the next reply."""
         try:
             reply: Reply = self.reply(seconds)
         except (TimeoutError, ChildProcessError) as error:
@@ -215,11 +205,7 @@ class _Group:
     def _take_turns(
         self, table: str, seconds: float, rounds: int, names: list[str]
     ) -> dict[str, list[float]]:
-        """Give each contender a block in each round, and report a row for each.
-
-        Returns:
-            Images per second of each block, by contender.
-        """
+        """Give each contender a block in each round, and report a row for each."""
         blocks: dict[str, list[float]] = defaultdict(list)
         sensors: dict[str, Reply] = {}
         processes = {name: self._alive[name] for name in names}

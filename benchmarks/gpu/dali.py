@@ -50,11 +50,6 @@ def write_images(folder: Path, count: int, size: tuple[int, int]) -> None:
 
     They are smooth, with noise that brings them to :data:`BYTES_PER_PIXEL`. As most of ImageNet's,
     they keep colours at full resolution (4:4:4).
-
-    Args:
-        folder: need not exist.
-        count: number of files.
-        size: width and height in pixels.
     """
     from PIL import Image
 
@@ -70,12 +65,7 @@ def write_images(folder: Path, count: int, size: tuple[int, int]) -> None:
 
 
 def gpu_decodes_as_the_processor(folder: Path, device: torch.device) -> None:
-    """Check that both decode the same crops, up to the difference of one level or so.
-
-    Args:
-        folder: has images in ``train/<class>/``.
-        device: the GPU.
-    """
+    """Check that both decode the same crops, up to the difference of one level or so."""
     need_cuda(device)
     need("nvidia.dali")
     source, transform = ImageFolder(folder, "train"), Transform(image_size=24, eval_resize=28)

@@ -179,11 +179,7 @@ def delayed_collectives(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def equal_those_of_ddp(rule: Rule, device: torch.device, dry: bool) -> None:
-    """Check that the hook averages as DDP does, on this rank.
-
-    Raises:
-        AssertionError: a gradient differs; the message has its step and layer.
-    """
+    """Check that the hook averages as DDP does, on this rank; an error has step and layer."""
     layers, elements, steps = (4, 2_000, 2) if dry else (8, 500_000, 20)
     ranks = dist.get_world_size()
     if ranks > 1 and not dry:
@@ -252,14 +248,7 @@ class SlowAllReduce:
 
 
 def overlap(place: Place) -> dict[str, float]:
-    """Measure, on one rank, the part of slow collectives that backward hides.
-
-    Returns:
-        The columns of a row.
-
-    Raises:
-        AssertionError: code after backward reads gradients from before a collective's end.
-    """
+    """Measure, on one rank, the part of slow collectives that backward hides."""
     width, batch = (64, 256) if place.dry else (4096, 4096)
     torch.manual_seed(0)
     layers = [module for _ in range(_LAYERS) for module in (nn.Linear(width, width), nn.Tanh())]

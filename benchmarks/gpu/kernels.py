@@ -52,9 +52,7 @@ def events_of(profiler: Any) -> list[Event]:
 def summary(events: list[Event], steps: int, longest: int = 8) -> dict[str, Any]:
     """Summarise a trace of ``steps`` steps; times are milliseconds of one step.
 
-    Returns:
-        ``busy_ms``: time in which any stream has work; ``kinds``: rows with kind, launches, ms and
-        percent of the time that is busy; ``longest``: the ``longest`` kernels by name.
+    ``busy_ms`` is the time in which any stream has work.
     """
     work = [event for event in events if str(event.get("cat", "")).lower() in _WORK]
     busy_ms = 1e-3 * _busy(work) / steps

@@ -60,11 +60,7 @@ def overrides_of(contender: Contender, place: Place, run_dir: str) -> list[str]:
 
 
 def imports(contender: Contender) -> None:
-    """Import what the contender needs, before its turn.
-
-    Raises:
-        Skipped: a package is not installed.
-    """
+    """Import what the contender needs, before its turn."""
     need(*TRAINER) if contender.ours else need("timm")
     import timm  # noqa: F401
 
@@ -73,11 +69,7 @@ def imports(contender: Contender) -> None:
 
 
 def run_ours(contender: Contender, place: Place, run_dir: str, hook: Hook) -> None:
-    """Train by the recipe, and call ``hook`` before each step.
-
-    Raises:
-        RecipeError: the recipe refuses a setting.
-    """
+    """Train by the recipe, and call ``hook`` before each step."""
     from largebatch.recipes.ranks import Job
     from largebatch.recipes.schema.load import load
     from largebatch.recipes.training.callbacks import Callback

@@ -40,22 +40,14 @@ class Place:
 
 
 def need(*modules: str) -> None:
-    """Check that ``modules`` can be imported.
-
-    Raises:
-        Skipped: some cannot; the message names them.
-    """
+    """Check that ``modules`` can be imported."""
     missing = [module for module in modules if not installed(module)]
     if missing:
         raise Skipped(f"needs {', '.join(missing)}")
 
 
 def need_cuda(device: torch.device) -> None:
-    """Check that ``device`` is a CUDA GPU.
-
-    Raises:
-        Skipped: it is not.
-    """
+    """Check that ``device`` is a CUDA GPU."""
     if device.type != "cuda":
         raise Skipped("needs CUDA")
 

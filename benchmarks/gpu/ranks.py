@@ -50,9 +50,6 @@ def on_ranks(
     """Run a function in a process for each rank, in a process group, for at most ``seconds``.
 
     It takes a function that reports a value by its name, and ``arguments``.
-
-    Returns:
-        What each rank has reported, and how those ranks ended that did so otherwise than well.
     """
     found: list[dict[str, Any]] = [{} for _ in range(ranks)]
     problems = []

@@ -25,13 +25,7 @@ OK, WRONG, FAILED, LATE, SKIPPED = "ok", "wrong", "failed", "late", "skipped"
 
 @dataclass(frozen=True)
 class Case:
-    """A named check.
-
-    Attributes:
-        name: for the report; rows of tables refer to checks by how their names begin.
-        run: takes the device, and raises if the check fails.
-        says_wrong: whether an AssertionError says that a step is wrong, and not, say, slow.
-    """
+    """A named check."""
 
     name: str
     run: Callable[[Any], None]
@@ -151,12 +145,7 @@ class Report:
             self.record(what, *outcome(_raise, error, says_wrong=False))
 
     def doubts(self, rests_on: tuple[str, ...], state: str = "") -> list[str]:
-        """Return the checks of this call that are not ``ok``, by the first words of their names.
-
-        Args:
-            rests_on: names, or what stands before a comma in them; without a check: named itself.
-            state: only those in this state.
-        """
+        """Return the checks of this call that are not ``ok``, by the first words of their names."""
         checks = [c for part in read(self.file)["parts"].values() for c in part["checks"]]
         found = []
         for start in rests_on:

@@ -17,10 +17,6 @@ class Allocations(TorchDispatchMode):
     """Count the bytes of storages that operators return and that something still refers to.
 
     What a kernel allocates and frees by itself is not counted.
-
-    Attributes:
-        live: bytes now.
-        peak: the largest number of bytes so far.
     """
 
     def __init__(self) -> None:

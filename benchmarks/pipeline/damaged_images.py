@@ -7,42 +7,35 @@ Photographs of the sample are damaged in each of several kinds, with fixed seeds
 goes through ``check_data`` and, alone, through an evaluation with each back end, with
 ``verify="decode"`` and with ``"strict"``. How much of its picture is wrong is counted on what
 libjpeg or Pillow make of it when they are told to go on after errors.
-
-The cost of ``strict`` is measured on all photographs of the sample: in the first epoch, in which
-every image is verified, and in the second, in which only checksums are compared. The ways take
-turns in one process.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import statistics
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageFile
 
 from benchmarks import tables
-from benchmarks.pipeline.equal_damage import (
-    LEVELS,
-    VISIBLE,
-    equal_parts,
-    equal_parts_table,
-    wrong_share,
-)
 from benchmarks.pipeline.mutations import JPEG, PNG, PROGRESSIVE, as_png, as_progressive
 from largebatch.pipeline import DataError, Loader, Transform, check_data
 from largebatch.recipes.training.folder.ending import processor
 
 BACKENDS = ("dali-cpu", "torchvision")
-BATCH = 50
 NOTICES = ("check_before", "check", "dali-cpu", "torchvision", "strict")
+#: A pixel is wrong if a channel differs by more than this many of 255 levels.
+LEVELS = 8
+#: A picture is wrong if more than this share of its pixels are.
+VISIBLE = 0.01
 
 
 class InMemory:
@@ -67,6 +60,31 @@ class InMemory:
 
     def read(self, indices: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         return [self._contents[index] for index in indices]
+
+
+def wrong_share(original: bytes, damaged: bytes) -> float:
+    """Return the share of wrong pixels in the picture of a damaged image; 1 if there is none."""
+    wanted, found = _picture(original), _picture(damaged)
+    if found is None or found.shape != wanted.shape:
+        return 1.0
+    difference = np.abs(found.astype(np.int16) - wanted.astype(np.int16)).max(-1)
+    return float((difference > LEVELS).mean())
+
+
+def _picture(content: bytes) -> NDArray[np.uint8] | None:
+    """Return what a decoder makes of a file that goes on after errors; None if it cannot."""
+    from simplejpeg import decode_jpeg
+
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        if content[:2] == b"\xff\xd8":
+            return decode_jpeg(content, strict=False)
+        with Image.open(io.BytesIO(content)) as image:
+            return np.asarray(image.convert("RGB"))
+    except Exception:  # Pillow's decoders raise many kinds of exceptions
+        return None
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
 def refuses(content: bytes, backend: str, verify: str) -> bool:
@@ -174,83 +192,6 @@ def false_alarms(images: list[bytes], folder: Path) -> int:
     return len(report.corrupt) + len(report.damaged)
 
 
-def speed(images: list[bytes], repeats: int, copies: int) -> list[dict[str, Any]]:
-    """Measure images/s and CPU time of the first and the second epoch, by back end and ``verify``.
-
-    The CPU time of the process is disturbed less by other processes than the images/s are.
-    """
-    source = InMemory(images * copies)
-    measured: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-    for repeat in range(repeats):
-        ways = ("decode", "strict") if repeat % 2 else ("strict", "decode")
-        for backend, verify in itertools.product(BACKENDS, ways):
-            loader = Loader(
-                source, Transform(), batch_size=BATCH, epochs=2, backend=backend, verify=verify
-            )
-            half = loader.total_steps // 2
-            clocks = np.array([(time.perf_counter(), time.process_time()) for _ in loader])
-            for epoch, (begin, end) in enumerate(((0, half - 1), (half - 1, len(clocks) - 1))):
-                seconds, cpu_seconds = (clocks[end] - clocks[begin]) / ((end - begin) * BATCH)
-                found = measured.setdefault((backend, verify, epoch), [])
-                found.append((1 / seconds, 1000 * cpu_seconds))
-                print(backend, verify, epoch, f"{1 / seconds:.0f}/s, {1000 * cpu_seconds:.2f} ms")
-    rows = []
-    for backend, (epoch, name) in itertools.product(BACKENDS, enumerate(("first", "later"))):
-        plain, strict = (
-            np.array(measured[backend, verify, epoch]).T for verify in ("decode", "strict")
-        )
-        rows.append(
-            {
-                "backend": backend,
-                "epoch": name,
-                "rate": {
-                    "decode": plain[0].round(1).tolist(),
-                    "strict": strict[0].round(1).tolist(),
-                },
-                "cpu_ms": {
-                    "decode": plain[1].round(3).tolist(),
-                    "strict": strict[1].round(3).tolist(),
-                },
-                # per turn, so that disturbances of the machine affect both
-                "rate_ratios": (strict[0] / plain[0]).round(3).tolist(),
-                "cpu_ratios": (strict[1] / plain[1]).round(3).tolist(),
-            }
-        )
-    return rows
-
-
-def check_cost(images: list[bytes], repeats: int) -> dict[str, list[float]]:
-    """Measure milliseconds per image of decoding by Pillow and of the search for damage."""
-    from largebatch.pipeline.decode.pillow import decode
-    from largebatch.pipeline.decode.verify import damage
-
-    contents = [np.frombuffer(content, np.uint8) for content in images]
-    found: dict[str, list[float]] = {"decode": [], "damage": []}
-    for _ in range(repeats):
-        for name, call in (("decode", decode), ("damage", damage)):
-            start = time.perf_counter()
-            for content in contents:
-                call(content)
-            found[name].append(round(1000 * (time.perf_counter() - start) / len(contents), 4))
-    return found
-
-
-def speed_table(rows: list[dict[str, Any]]) -> str:
-    """Tabulate images/s and CPU time with and without ``strict``."""
-    ends = ("`strict`", "ratio, median of turns", "half of the turns")
-    heads = ("images/s, `verify=decode`", *ends, "CPU ms per image, `decode`", *ends)
-    cells = []
-    for row in rows:
-        shown = [row["backend"], row["epoch"]]
-        for values, ratios, digits in (("rate", "rate_ratios", 0), ("cpu_ms", "cpu_ratios", 2)):
-            shown += [f"{statistics.median(x):,.{digits}f}" for x in row[values].values()]
-            low, middle, high = np.quantile(row[ratios], (0.25, 0.5, 0.75))
-            shown += [f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
-        cells.append(f"| {' | '.join(shown)} |")
-    top = f"| back end | epoch | {' | '.join(heads)} |"
-    return "\n".join([top, "|---|---|" + "---:|" * len(heads), *cells])
-
-
 def table(found: dict[str, Any]) -> str:
     """Return the tables of the results."""
     columns = {
@@ -278,11 +219,10 @@ def table(found: dict[str, Any]) -> str:
     named = {key: sum(row[key] for row in rows) for key in ("wrong_check_before", "wrong_check")}
     unseen = [share for row in rows for share in row["unseen_shares"]]
     unharmed = "; ".join(f"{n:,} {what}: {alarms}" for what, n, alarms in found["unharmed"])
+    packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines += [
         "",
-        *equal_parts_table(found["equal_parts"]),
-        "",
-        f"Of the {sums[-1]['wrong']} wrong pictures of the first table, `data check` names "
+        f"Of the {sums[-1]['wrong']} wrong pictures, `data check` names "
         f"{named['wrong_check']}, {named['wrong_check_before']} of them since they cannot be "
         f"decoded. A picture is wrong if more than {VISIBLE:.0%} of its pixels differ by more "
         f"than {LEVELS} of 255 levels in a "
@@ -295,17 +235,7 @@ def table(found: dict[str, Any]) -> str:
         "Damaged JPEG files about which libjpeg warns at full size or at an eighth of it, but not "
         f"at both: {found['sizes']} of {sums[0]['mutants']}.",
         "",
-        speed_table(found["speed"]),
-    ]
-    cost = {name: statistics.median(values) for name, values in found["check_cost_ms"].items()}
-    packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    lines += [
-        "",
-        f"On one thread, Pillow decodes a photograph of the sample in {cost['decode']:.2f} ms, and "
-        f"the search for damage takes {cost['damage']:.2f} ms.",
-        "",
-        f"{found['date']}, {found['machine']}, seed {found['seed']}, speed in {found['repeats']} "
-        f"turns, {packages}",
+        f"{found['date']}, {found['machine']}, seed {found['seed']}, {packages}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -321,42 +251,31 @@ def main() -> None:
     parser.add_argument("--sample", type=Path, required=True, help="tar of ImageNet's JPEG files")
     parser.add_argument("--unharmed", type=Path, help="tar of further unharmed images")
     parser.add_argument("--photographs", type=int, default=20, help="damaged in each kind")
-    parser.add_argument("--repeats", type=int, default=16, help="of the measurement of speed")
-    parser.add_argument("--copies", type=int, default=3, help="of the sample in an epoch")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=["detection", "speed"], help="keep the other's results")
     parser.add_argument("--out", type=Path, default=tables.RESULTS)
     options = parser.parse_args()
     sample = _read_tar(options.sample)
-    results = options.out / "damaged_images.json"
-    found = json.loads(results.read_text()) if options.only else {}
-    found |= {
+    chosen = np.random.default_rng(options.seed).choice(len(sample), options.photographs, False)
+    photographs = [sample[i] for i in chosen]
+    groups = {
+        "photographs of ImageNet": sample,
+        "of them as progressive JPEG": [as_progressive(c) for c in photographs],
+        "of them as PNG": [as_png(c) for c in photographs],
+    }
+    if options.unharmed:
+        groups[f"images of {options.unharmed.name}"] = _read_tar(options.unharmed)
+    found = {
         **tables.origin("pillow", "simplejpeg"),
         "machine": f"{processor()}, {tables.cores()} cores",
         "seed": options.seed,
+        **detection(photographs, options.seed),
+        "unharmed": [],
     }
-    if options.only != "speed":
-        chosen = np.random.default_rng(options.seed).choice(len(sample), options.photographs, False)
-        photographs = [sample[i] for i in chosen]
-        found |= detection(photographs, options.seed)
-        found["equal_parts"] = equal_parts(sample, options.seed)
-        groups = {
-            "photographs of ImageNet": sample,
-            "of them as progressive JPEG": [as_progressive(c) for c in photographs],
-            "of them as PNG": [as_png(c) for c in photographs],
-        }
-        if options.unharmed:
-            groups[f"images of {options.unharmed.name}"] = _read_tar(options.unharmed)
-        found["unharmed"] = []
-        for what, images in groups.items():
-            with tempfile.TemporaryDirectory() as folder:
-                found["unharmed"].append([what, len(images), false_alarms(images, Path(folder))])
-    if options.only != "detection":
-        found["repeats"] = options.repeats
-        found["speed"] = speed(sample, options.repeats, options.copies)
-        found["check_cost_ms"] = check_cost(sample, options.repeats)
+    for what, images in groups.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found["unharmed"].append([what, len(images), false_alarms(images, Path(folder))])
     options.out.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps(found, indent=1) + "\n")
+    (options.out / "damaged_images.json").write_text(json.dumps(found, indent=1) + "\n")
     (options.out / "damaged_images.md").write_text(table(found))
     print(table(found))
 

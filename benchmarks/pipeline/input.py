@@ -163,12 +163,7 @@ def compared(data: Path, repeats: int, batches: int) -> list[dict[str, Any]]:
 
 
 def write_data(sample: Path, folder: Path) -> Path:
-    """Write data sets of ``IMAGES`` files, which are copies of those in the archive.
-
-    Returns:
-        Their folder: ``whole`` holds them as they are, ``256`` at 256 pixels, and ``32`` to ``192``
-        squares of that size.
-    """
+    """Write data sets of ``IMAGES`` files, which are copies of those in the archive."""
     with tarfile.open(sample) as archive:
         archive.extractall(folder / "originals", filter="data")
     files = sorted((folder / "originals").rglob("*.JPEG"))

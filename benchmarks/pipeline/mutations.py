@@ -95,16 +95,6 @@ def _insert_marker(content: bytes, rng: np.random.Generator) -> bytes:
     )
 
 
-def _insert(content: bytes, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(2, len(content)))
-    return content[:at] + rng.bytes(int(rng.integers(1, 17))) + content[at:]
-
-
-def _zero_anywhere(content: bytes, rng: np.random.Generator) -> bytes:
-    count = _block(0, len(content))
-    return _replaced(content, int(rng.integers(2, len(content) - count)), bytes(count))
-
-
 def _end_between_scans(content: bytes, rng: np.random.Generator) -> bytes:
     """End a progressive file after some of its scans, without the tables of the next one."""
     begin, end = _pixels(content)
@@ -127,16 +117,6 @@ JPEG: dict[str, Mutation] = {
     "truncated, and an end marker appended": _truncate_and_end,
     "zeroed from somewhere to the end": _zero_tail,
     "zeroed from somewhere to the end marker": _zero_tail_and_end,
-}
-
-#: Damage anywhere in a file of any format but its first two bytes.
-EQUAL: dict[str, Mutation] = {
-    "one bit flipped": lambda content, rng: _flipped(
-        content, int(rng.integers(2, len(content))), rng
-    ),
-    "1 to 16 bytes inserted": _insert,
-    "512 bytes zeroed": _zero_anywhere,
-    "cut": lambda content, rng: content[: int(rng.integers(2, len(content)))],
 }
 
 #: Damage to progressive JPEG files.

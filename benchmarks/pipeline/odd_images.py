@@ -83,11 +83,7 @@ def _damaged(content: bytes) -> bytes:
 
 
 def write_folder(root: Path, content: bytes | None) -> Path:
-    """Write a data set of one class, train and val, that includes the unusual image.
-
-    Returns:
-        The path of the unusual image in ``train``.
-    """
+    """Write a data set of one class, train and val, that includes the unusual image."""
     for split in ("train", "val"):
         folder = root / split / "class"
         folder.mkdir(parents=True)

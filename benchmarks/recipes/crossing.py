@@ -26,13 +26,7 @@ _STEPS = 2000
 
 @dataclass(frozen=True)
 class Target:
-    """An accuracy to reach.
-
-    Attributes:
-        top1: Accuracy in percent.
-        error: Standard error of it; 0 for a number that was set.
-        freedom: Degrees of freedom of the standard error.
-    """
+    """An accuracy to reach in percent, with its standard error and that one's freedom."""
 
     top1: float
     error: float = 0.0
@@ -49,13 +43,8 @@ class Target:
 class Crossing:
     """The epochs at which a curve meets a target, within the lengths that were trained.
 
-    Attributes:
-        epochs: Where the curve meets the target; 0 if that is below the shortest run, infinite if
-            it is beyond the longest.
-        low: Lower end of the interval: 0 if it is below the shortest run, and the longest run if
-            it is beyond that.
-        high: Upper end of the interval: infinite if it is beyond the longest run, and the shortest
-            run if it is below that.
+    Beyond them, the estimate is 0 or infinite; an end of its interval that is known no better is
+    the shortest or longest run, 0 or infinite, whichever makes the interval wider.
     """
 
     epochs: float
@@ -76,17 +65,6 @@ def crossing(
     The curve is a parabola in the logarithm of epochs where there are at least three lengths and
     four runs, else a line: through three lengths with eight seeds each, the bend that a line leaves
     out is larger than the noise.
-
-    Args:
-        epochs: Length of each run.
-        top1: Accuracy of each run in percent.
-        target: The accuracy to reach.
-        confidence: Probability with which the interval holds the true length.
-        spread: Spread of single runs of one length, if it is known better than these runs tell it.
-        misfit: Spread of the lengths around the curve, beyond that of their runs.
-
-    Raises:
-        ValueError: There are fewer than two lengths or three runs.
     """
     lengths = sorted(set(epochs))
     degree = degree_of(epochs)
@@ -138,10 +116,6 @@ def misfit_of(cells: Sequence[tuple[Sequence[float], Sequence[float]]], spread: 
 
     The moment estimate of the standard deviation of a length's distance from the curve, pooled over
     the cells; its degrees of freedom are those of the lengths that the curves leave.
-
-    Args:
-        cells: Epochs and accuracies of the runs of each cell.
-        spread: Spread of single runs of one length.
     """
     squares, expected, freedom = 0.0, 0.0, 0
     for epochs, top1 in cells:
@@ -165,13 +139,6 @@ def ratio(of: Crossing, to: Crossing) -> Crossing:
     of an end from the estimate is the root of the summed squares of the two distances (Zou and
     Donner 2008, "Construction of confidence limits about effect measures"). Where ``of`` has no
     estimate, its known end is divided by the unfavourable end of ``to``.
-
-    Args:
-        of: The one that is asked about.
-        to: The one that it is divided by; its estimate lies within the lengths that were trained.
-
-    Raises:
-        ValueError: ``to`` has no estimate.
     """
     if not 0 < to.epochs < math.inf:
         raise ValueError(f"{to} has no estimate; valid: one within the lengths that were trained")
@@ -190,13 +157,7 @@ def ratio(of: Crossing, to: Crossing) -> Crossing:
 
 
 def interval(value: Crossing, places: int = 2, unit: str = "") -> str:
-    """An estimate and its interval; an end beyond the lengths that were trained is left open.
-
-    Args:
-        value: What is shown.
-        places: Digits behind the point.
-        unit: Follows the estimate, or the end that is known where there is none.
-    """
+    """An estimate and its interval; an end beyond the lengths that were trained is left open."""
 
     def shown(number: float) -> str:
         return f"{number:.{places}f}"

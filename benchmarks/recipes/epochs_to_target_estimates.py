@@ -67,12 +67,7 @@ def spreads_of(runs: Rows) -> Spreads:
 
 
 def crossings(runs: Rows, target: float) -> Crossings:
-    """Return the epochs to the target of all cells that have enough runs.
-
-    Args:
-        runs: All runs.
-        target: The accuracy to reach.
-    """
+    """Return the epochs to the target of all cells that have enough runs."""
     spreads, estimates, points = spreads_of(runs), {}, {}
     for cell in cells_of(runs):
         found = finals(runs, *cell)

@@ -33,11 +33,6 @@ def draw(runs: Rows, target: float, path: Path) -> None:
     the shortest or longest run of its cell: it reaches further. Where both ends are open, no
     estimate is drawn. A hollow triangle that points up is at the longest run of a cell that did not
     reach the target, one that points down at the most that a cell takes whose shortest run did.
-
-    Args:
-        runs: All runs.
-        target: The accuracy to reach.
-        path: The picture.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     batches = sorted({b for optimizer, b in cells_of(runs) if optimizer in HEADLINE})
@@ -78,11 +73,6 @@ def draw_ten_times(runs: Rows, target: float, path: Path) -> None:
     """Draw the epochs to the target at the small batch and at ten times as much, as bars.
 
     Lines are the 95 % intervals. An arrow ends one that goes beyond the lengths that were trained.
-
-    Args:
-        runs: All runs.
-        target: The accuracy to reach.
-        path: The picture.
     """
     figure, axes = plt.subplots(figsize=(7.2, 2.8), layout="constrained")
     found, optimizers = crossings(runs, target), ("Muon", "LARS", "Nesterov-1x")

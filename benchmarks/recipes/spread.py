@@ -20,12 +20,7 @@ SIGNIFICANCE = 0.001
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of single runs.
-
-    Attributes:
-        deviation: Standard deviation of one run.
-        freedom: Its degrees of freedom.
-    """
+    """The spread of single runs."""
 
     deviation: float
     freedom: float
@@ -50,11 +45,6 @@ def half_of(means: Sequence[tuple[Spread, int]], confidence: float = 0.95) -> fl
 
     Means with one spread in common share its degrees of freedom (Student's t); others have those of
     Welch and Satterthwaite.
-
-    Args:
-        means: Spread and number of runs of each. Spreads that are measured apart are two objects,
-            even if they are equal.
-        confidence: Probability with which the interval holds the true value.
     """
     variances: dict[int, float] = {}
     freedoms: dict[int, float] = {}
@@ -70,13 +60,7 @@ def half_of(means: Sequence[tuple[Spread, int]], confidence: float = 0.95) -> fl
 
 @dataclass(frozen=True)
 class Spreads:
-    """The spread of each cell.
-
-    Attributes:
-        usual: That of all cells that are not kept apart.
-        larger: That of the cells that are, None if there are none.
-        apart: The cells that are kept apart.
-    """
+    """The spread of each cell."""
 
     usual: Spread
     larger: Spread | None
@@ -84,14 +68,7 @@ class Spreads:
 
     @classmethod
     def of(cls, cells: Mapping[Hashable, Sequence[Sequence[float]]]) -> Spreads:
-        """Pool the spread of cells, and keep apart those that differ.
-
-        Args:
-            cells: The groups of equal runs of each cell.
-
-        Raises:
-            ValueError: No group has two runs.
-        """
+        """Pool the spread of cells, and keep apart those that differ."""
         together = {cell: spread for cell in cells if (spread := Spread.of(cells[cell]))}
         if not together:
             raise ValueError("no spread between seeds; valid: two equal runs at least")

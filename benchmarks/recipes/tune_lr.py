@@ -41,15 +41,7 @@ STUDIES = Path("tuning")
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe to tune.
-
-    Attributes:
-        name: Name of the recipe.
-        budget: Options of the command.
-        nproc: Processes that train together.
-        earlier: Accuracy with three seeds of what a search without a fine stage had found from a
-            rate ten times too high, in as many epochs (commit f8355ba).
-    """
+    """A recipe to tune."""
 
     name: str
     budget: tuple[str, ...]
@@ -125,11 +117,7 @@ def train(case: Case, recipe: str, data: Path, seed: int, extra: Sequence[str]) 
 
 
 def _run(module: str, *arguments: str) -> None:
-    """Run a command; what it shows is passed on.
-
-    Raises:
-        subprocess.CalledProcessError: It failed.
-    """
+    """Run a command; what it shows is passed on."""
     subprocess.run([sys.executable, "-m", module, *arguments], check=True)
 
 

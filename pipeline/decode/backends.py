@@ -28,19 +28,11 @@ _LARGE = 192
 def choose(
     name: str, device: torch.device, image_size: int, auto_augment: str | None = None
 ) -> str:
-    """Return the backend that ``name`` stands for.
+    """Return the backend that ``name`` stands for; a DataError says why it cannot be used.
 
-    Args:
-        name: One of ``BACKENDS`` or ``"auto"``, the fastest that is installed: on a GPU DALI, on
-            the CPU nvImageCodec for images of at least 192 pixels and DALI for smaller ones.
-        device: Where batches are delivered.
-        image_size: Pixels on each side of the largest images.
-        auto_augment: ``Transform.auto_augment``. DALI's ``auto_aug`` has other operations, levels
-            and fills, and draws its own random numbers: it cannot show the same images.
-
-    Raises:
-        DataError: There is no such backend, it needs a GPU, it is not installed, or it is DALI and
-            has no such augmentation.
+    ``"auto"`` is the fastest that is installed: on a GPU DALI, on the CPU nvImageCodec for images
+    of at least 192 pixels and DALI for smaller ones. DALI's ``auto_aug`` has other operations,
+    levels and fills, and draws its own random numbers: it cannot show the same images.
     """
     on_gpu, dali = device.type == "cuda", _has_dali() and auto_augment is None
     if name == "auto":

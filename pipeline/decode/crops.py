@@ -98,13 +98,7 @@ def training_crop(
 
     (Szegedy et al. 2015, arXiv:1409.4842.) The area is uniform and the aspect ratio log-uniform.
     The first of ten tries that fits into the image is placed uniformly; if none fits, the largest
-    central crop within the aspect ratios is used.
-
-    Args:
-        sizes: Width and height of each image in pixels, int64, shape ``[n, 2]``.
-        uniforms: Uniform random numbers in [0, 1), FP64, ``[n, UNIFORMS]``; more are not used.
-        transform: Its fields for training are used.
-        image_size: Overrides ``transform.image_size``.
+    central crop within the aspect ratios is used. ``uniforms`` are FP64, in [0, 1), a row an image.
     """
     width, height = sizes[:, 0], sizes[:, 1]
     least, most = transform.crop_aspect

@@ -30,11 +30,6 @@ def rectangles(
 
     The first of ten tries that is smaller than the image is placed uniformly. Width and height are
     0 where none is, and for images that are left whole.
-
-    Args:
-        numbers: Uniform random numbers in [0, 1), FP64, ``[n, FURTHER - NUMBERS]``.
-        probability: Probability that an image is erased.
-        image_size: Pixels on each side.
     """
     areas, aspects = np.split(numbers[:, _SIZES : _SIZES + 2 * _TRIES], 2, axis=1)
     area = (_AREA[0] + (_AREA[1] - _AREA[0]) * areas) * image_size**2

@@ -122,10 +122,6 @@ class Reader:
 
         An image that Pillow cannot decode is unusable. An image that Pillow can decode and the
         backend cannot (``decodes``) is converted to PNG by Pillow from now on.
-
-        Raises:
-            DataError: An image cannot be used and ``on_error`` is ``"stop"`` (the message names
-                it), or no single image causes the error.
         """
         pairs = [pair for r in requests for pair in zip(r.indices, r.contents, strict=True)]
         found = False

@@ -79,12 +79,7 @@ def report_hidden(path: Path, hidden: list[str], report: ProgressCallback) -> No
 
 
 def read_archive(path: Path, report: ProgressCallback) -> dict[str, bytes]:
-    """Read all files of a small archive, compressed or not, by name; hidden files are passed over.
-
-    Raises:
-        DataError: The archive is broken, or too large to be held in memory, or holds a file twice
-            or a name that leads out of it.
-    """
+    """Read all files of a small archive, compressed or not, by name, but for hidden files."""
     files: dict[str, bytes] = {}
     hidden: list[str] = []
     total = 0

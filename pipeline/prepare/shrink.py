@@ -20,9 +20,6 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
     stay grey, all others become 8-bit RGB with 4:2:0 chroma subsampling, as in ImageNet. A valid
     EXIF orientation is kept, so that other programs still rotate the image; other metadata, such as
     the colour profile, are dropped, and none of it decides whether the image is usable.
-
-    Raises:
-        ValueError: The image cannot be decoded; the message says why.
     """
     from PIL import Image
 

@@ -51,12 +51,7 @@ class _Unit(NamedTuple):
 def build(
     preparation: Preparation, splits: Sequence[Images], output: Output, report: ProgressCallback
 ) -> dict[str, int]:
-    """Write a data set, or go on where an earlier call was killed; return the images by split.
-
-    Raises:
-        DataError: An image cannot be read, is not an image, or cannot be written. What is complete
-            is kept, and the next call goes on with the rest.
-    """
+    """Write a data set, or go on where an earlier call was killed; return the images by split."""
     preparation.begin(splits)
     meter = Meter(
         report,

@@ -137,12 +137,7 @@ def change_times(storage: LocalStorage, shards: Sequence[str]) -> NDArray[np.int
 
 
 def find_shards(folder: Path, format: str | None, pattern: str | None) -> tuple[list[str], str]:
-    """Return the shards of a folder in the order of their names, and their format.
-
-    Raises:
-        DataError: There are no shards, none of ``format``, or shards of several formats, or some
-            of those numbered as in ``train-00000-of-00003`` are missing.
-    """
+    """Return the shards of a folder in the order of their names, and their format."""
     if format is not None and format not in SCANNERS:
         raise DataError(f"unknown shard format {format!r}; valid: {', '.join(SCANNERS)}")
     if pattern is not None:

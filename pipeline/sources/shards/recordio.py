@@ -29,10 +29,6 @@ def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[E
     If there is an index ``.idx`` (lines of "key offset"), only the records it lists are read, as
     MXNet's readers do. Records with labels but no image are skipped; face data sets keep metadata
     in them. Of several labels the first is the class. There are no checksums to ``verify``.
-
-    Raises:
-        DataError: The shard is not RecordIO or is truncated, its index is of another shard, or a
-            label is not a class number.
     """
     for number, (at, parts) in enumerate(_records(file, _padded(start))):
         entry = _entry(file, number, at, parts)

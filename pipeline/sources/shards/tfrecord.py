@@ -39,10 +39,6 @@ def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[E
 
     Their names are ``image/class/synset`` / ``image/filename``, as far as a record has these
     features, else the number of the record. DALI's index ``.idx`` (tfrecord2idx) is not needed.
-
-    Raises:
-        DataError: The shard is not TFRecord or is truncated, a checksum is wrong, or a record has
-            no image or no label.
     """
     for number, (at, end) in enumerate(_records(file, start)):
         where = f"{file.where}:record {number}"

@@ -36,10 +36,6 @@ def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[E
 
     There are no checksums to ``verify``. DALI's index ``.idx`` (wds2idx) is not used: to verify
     that it belongs to this tar and is complete takes as long as reading the headers.
-
-    Raises:
-        DataError: The file is not a tar, is compressed or truncated, or a sample has no image or
-            no label or occurs twice, or a name is absolute or contains ``..``.
     """
     seen = set[str]()
     in_samples = (member for member in members(file, start) if _split(member.name)[0])

@@ -127,9 +127,7 @@ FILES = OpenFiles()
 def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Open a regular file for reading; return its descriptor and its size in bytes.
 
-    Raises:
-        OSError: The file cannot be opened, or is a device, a FIFO or a folder, which reading could
-            wait for or never end.
+    Reading a device, a FIFO or a folder could wait for or never end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(descriptor)

@@ -1,7 +1,6 @@
 """Each script of benchmarks/pipeline runs on a few photographs and writes its table."""
 
 import json
-import shutil
 import tarfile
 
 import pytest
@@ -10,10 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks import tables
-from benchmarks.pipeline import (
-    damaged_images,
-    input_contenders,
-)
+from benchmarks.pipeline import damaged_images, input_contenders
 from benchmarks.pipeline import input as input_script
 from benchmarks.pipeline.mutations import JPEG, PNG
 from benchmarks.pipeline.odd_images import encode, picture
@@ -48,15 +44,6 @@ def test_damage_is_detected(sample, monkeypatch):
     assert [row["kind"] for row in found["kinds"]] == [*kinds["JPEG"], *kinds["PNG"]]
     assert all(row["mutants"] == 2 for row in found["kinds"])
     assert all(row["wrong_unseen"] + row["strict"] >= row["wrong"] for row in found["kinds"])
-
-
-def test_the_speed_with_verification(sample, tmp_path, run_script):
-    shutil.copy(RESULTS / "damaged_images.json", tmp_path)
-    options = ("--only", "speed", "--repeats", 2, "--copies", 2, "--out", tmp_path)
-    run_script(damaged_images, "--sample", sample, *options, BATCH=2)
-    rows = json.loads((tmp_path / "damaged_images.json").read_text())["speed"]
-    assert len(rows) == 4
-    assert all(ratio > 0 for row in rows for ratio in row["rate_ratios"])
 
 
 def test_the_tables_of_the_input_are_the_stored_ones():
