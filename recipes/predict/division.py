@@ -19,10 +19,7 @@ def gpu_counts(text: str) -> list[int]:
 
 
 def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
-    """Return a recipe with micro-batches that divide on some GPUs, and a line for each change.
-
-    The new micro-batch is the largest divisor of a GPU's share that is not larger than before.
-    """
+    """A recipe with the largest micro-batches that divide on some GPUs; a line for each change."""
     changes: dict[str, int] = {}
     lines = []
     batch, micro, unit = recipe.batch_size, recipe.micro_batch_size, recipe.micro_batch_unit

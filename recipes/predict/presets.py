@@ -55,14 +55,14 @@ class Between(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A GPU model: its speed, its memory in 10^9 bytes, its usual links and GPUs per node, and the
-    largest bus bandwidth of NCCL's trees on one or two nodes, and on more."""
+    """A GPU model: its speed, and what it is usually built with."""
 
     rate: Rate
     fixed: Fixed
     between: Between
     links: tuple[str, str]
-    memory_gb: float
+    memory_gb: float  # 10^9 bytes
+    #: Largest bus bandwidth of NCCL's trees on one or two nodes, and on more.
     tree_gbytes: tuple[float, float] = (110.0, 80.0)
     per_node: int = 8
 
@@ -144,14 +144,12 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Link:
-    """A link: its line rate in gigabits per second (per GPU inside a node, per node between nodes)
-    with the source, its measured bus bandwidth in 10^9 bytes per second (None for
-    :data:`NETWORK_SHARE` of the line rate), and a node's adapters."""
+    """A link, per GPU inside a node and per node between nodes."""
 
-    gbit: float
+    gbit: float  # line rate, per second
     source: str
-    bus: float | None = None
-    nics: int = 1
+    bus: float | None = None  # measured, as `bus_gbytes`; None: a share of the line rate
+    nics: int = 1  # adapters of a node
 
     @property
     def bus_gbytes(self) -> float:

@@ -37,8 +37,7 @@ _START_SECONDS = 0.5  # of an evaluation and of a checkpoint
 
 
 class Rates(NamedTuple):
-    """What may be otherwise: factors on the throughput of a GPU, on that predicted of several, and
-    on the time of evaluations and checkpoints."""
+    """Factors on a GPU's throughput, on that predicted of several, and on the time besides."""
 
     speed: float = 1.0
     kept: float = 1.0
@@ -104,11 +103,8 @@ class Point:
 
     @property
     def between(self) -> tuple[float, float]:
-        """Shortest and longest time to train, in seconds, if all assumptions may be otherwise.
-
-        The assumptions are independent: logarithms of what each changes add as squares.
-        """
-        total = self.times.total
+        """Shortest and longest time to train, in seconds, if all assumptions may be otherwise."""
+        total = self.times.total  # independent: logarithms of what each changes add as squares
         shorter = math.hypot(*(math.log(one.low / total) for one in self.assumptions))
         longer = math.hypot(*(math.log(one.high / total) for one in self.assumptions))
         return total * math.exp(-shorter), total * math.exp(longer)
@@ -116,8 +112,7 @@ class Point:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plans for all numbers of GPUs, and what they share: lengths of the run, what efficiencies
-    are relative to, and one line for each input with its source."""
+    """The plans for all numbers of GPUs, and what they share; ``inputs`` have their sources."""
 
     name: str
     gpu: str | None
@@ -134,11 +129,7 @@ class RunPlan:
 def plan_run(
     loaded: Loaded, gpus: Sequence[int], *, price: float | None = None, **options: Any
 ) -> RunPlan:
-    """Plan a run on each of some numbers of GPUs, ascending.
-
-    ``price`` is that of an hour of one GPU, and ``options`` are those of
-    :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``, ``measured``, ``fitted``.
-    """
+    """Plan a run on ascending numbers of GPUs, at a price per GPU and hour."""
     recipe, preset = loaded.recipe, gpu_named(options.get("gpu"))
     classes, validation, source = _data(recipe)
     images, where = image_count(recipe)

@@ -44,9 +44,7 @@ _SMALLEST_GPUS = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """What clusters of any size share: the step of one GPU with ``images``, its time by the number
-    of images, the nodes, and the links, fitted ones or as NCCL sees them; with the source of each.
-    """
+    """What clusters of any size share, with the source of each; ``images`` are per GPU."""
 
     title: str
     profile: Profile
@@ -83,10 +81,7 @@ class Setting:
         return images_per_second / self.speed.best.per_gpu
 
     def between(self, gpus: int, efficiency: float) -> tuple[float, float]:
-        """Smallest and largest share of a predicted throughput that published runs reached.
-
-        On more GPUs than were measured; and none is taken to scale better than ideally.
-        """
+        """Smallest and largest share of a predicted throughput that published runs reached."""
         if gpus <= self.speed.best.gpus:
             return 1.0, 1.0
         low, high = PUBLISHED_OVER_PREDICTED
@@ -123,13 +118,7 @@ def setting(
     fitted: Path | None = None,
     alone: bool = False,
 ) -> Setting:
-    """Collect what clusters share from a recipe and the options of the command line.
-
-    ``images_per_gpu`` is the recipe's ``micro_batch_size`` by default, the nodes and links are
-    those of the GPU preset, and ``fitted`` is a file of ``largebatch comm tune`` in place of links.
-    ``bus_gbytes`` is the bus bandwidth between nodes in 10^9 bytes per second. Single GPUs
-    ``alone`` need no links.
-    """
+    """Collect what clusters share from a recipe and the options of the command line."""
     recipe, preset = loaded.recipe, gpu_named(gpu)
     images = images_per_gpu or recipe.micro_batch_size
     if images is None:
@@ -233,10 +222,7 @@ def _links(
 
 
 def sweep(common: Setting, gpus: int, plan: Plan | None = None) -> list[Point]:
-    """Predict clusters of 8, 16, 32, … and finally ``gpus`` GPUs.
-
-    ``plan`` is that of all of them, by default DDP's, the back end's own all-reduce.
-    """
+    """Predict clusters of 8, 16, 32, … and ``gpus`` GPUs, by default with DDP's all-reduce."""
     if gpus < 2:
         raise RecipeError(f"--gpus: {gpus} needs no all-reduce; valid: 2 or more")
     sizes = [_SMALLEST_GPUS * 2**power for power in range(gpus.bit_length())]

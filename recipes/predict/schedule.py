@@ -21,8 +21,7 @@ _POINTS = 2000  # of the plotted line, more than the pixels of its width
 
 @dataclass(frozen=True)
 class Outline:
-    """A recipe's schedule: its name, images per epoch with their source, lines on how the learning
-    rate was scaled, its steps and rates, and the label of each key step, ascending."""
+    """A recipe's schedule; ``points`` are the labels of its key steps, ascending."""
 
     name: str
     images: str

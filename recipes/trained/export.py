@@ -40,10 +40,7 @@ def check(target: str, model: str, out: Path) -> Target:
 
 
 def export(trained: Trained, target: Target, out: Path) -> str:
-    """Export weights, and check that what was written gives the outputs of the model.
-
-    The files of ``out`` appear when all are complete. Returns what was checked: a line to show.
-    """
+    """Export and check weights, all files at once; returns what was checked: a line to show."""
     model = trained.build()
     recipe = trained.loaded.recipe
     with _written(out) as folder:

@@ -33,14 +33,7 @@ def check_packages() -> None:
 
 
 def write_onnx(model: nn.Module, size: int, path: Path) -> str:
-    """Write a model with an open batch size, and compare it with torch on random images.
-
-    The input ``images`` is FP32 of shape ``[batch, 3, size, size]``, normalized; the output
-    ``logits`` has shape ``[batch, classes]``.
-
-    The model is in FP32 on the CPU, for evaluation, and ``size`` in pixels. Returns how well the
-    outputs agree, in one line.
-    """
+    """Write a model, FP32 on the CPU, with an open batch size; returns how well outputs agree."""
     import onnxruntime
 
     stored = sum(value.numel() * value.element_size() for value in model.state_dict().values())

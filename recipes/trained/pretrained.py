@@ -27,11 +27,7 @@ def open_weights(
     ema: bool = False,
     trust_code: bool = False,
 ) -> Trained:
-    """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``.
-
-    Those have a recipe of their own, ``overrides`` apply to it, and they are downloaded into the
-    cache of huggingface_hub unless they are there already.
-    """
+    """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``."""
     if not str(path).startswith(TIMM):
         return open_trained(path, overrides, recipe=recipe, ema=ema, trust_code=trust_code)
     if recipe is not None or ema:

@@ -59,11 +59,7 @@ class Score:
 
 
 def wilson(percent: float, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of ``count`` images, both in percent.
-
-    It covers which images were drawn, not which seed the training had, and holds near 0 and 100 %
-    too (Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference").
-    """
+    """The 95 % interval of a share of ``count`` images, in percent, by Wilson 1927."""
     from scipy.stats import binomtest  # takes a second to import
 
     found = binomtest(round(percent / 100 * count), count).proportion_ci(0.95, "wilson")
@@ -71,10 +67,7 @@ def wilson(percent: float, count: int) -> tuple[float, float]:
 
 
 def for_evaluation(overrides: Sequence[str]) -> list[str]:
-    """The overrides with which to load a recipe, so that micro-batches of any size are valid.
-
-    ``batch_size`` has no part in an evaluation.
-    """
+    """Overrides without ``batch_size``, so that micro-batches of any size are valid."""
     pairs = [override.partition("=") for override in overrides]
     micro = [value for key, _, value in pairs if key.strip() == "micro_batch_size"]
     kept = ["".join(pair) for pair in pairs if pair[0].strip() != "batch_size"]
@@ -82,10 +75,7 @@ def for_evaluation(overrides: Sequence[str]) -> list[str]:
 
 
 def score(trained: Trained, job: Job) -> Score:
-    """Evaluate weights on the validation images of their recipe; a collective.
-
-    With the recipe as it is, the result is that of the run's own evaluation of these weights.
-    """
+    """Evaluate weights on their recipe's validation images, as their run did; a collective."""
     recipe = _with_batches(trained, job)
     with job.raise_on_all_ranks():
         left_out = LeftOut()
@@ -136,10 +126,7 @@ def _with_batches(trained: Trained, job: Job) -> Recipe:
 
 
 def validation_source(recipe: Recipe, on_fault: OnFault | None = None) -> Source:
-    """The images that a recipe evaluates; a folder with ``val`` alone is enough.
-
-    ``on_fault`` is called with each fault of the data.
-    """
+    """The images that a recipe evaluates; a folder with ``val`` alone is enough."""
     data, folder = recipe.data, Path(recipe.data.path or "")
     if data.source != "synthetic" and not is_url(data.path or "") and not folder.is_dir():
         raise RecipeError(f"data.path: no folder {data.path}; valid: one with val/, or a URL")
@@ -163,10 +150,7 @@ def data_in_words(recipe: Recipe) -> str:
 
 
 def check_fit(trained: Trained, model: nn.Module, recipe: Recipe, source: Source) -> None:
-    """Check that a model takes images of this size, and has learnt their classes in their order.
-
-    The classes of random images and of shards that store no names have numbers only.
-    """
+    """Check that a model takes images of this size, and learnt their classes in their order."""
     size, data = recipe.eval_size, recipe.data
     try:
         with torch.no_grad():

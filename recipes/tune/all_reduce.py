@@ -128,10 +128,7 @@ def _profile(recipe: str, images_per_second: float) -> Profile:
 
 
 def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
-    """Print the measurements, the fitted links and the plan.
-
-    ``for_model`` says that the fusion threshold was chosen for the model of a recipe.
-    """
+    """Print measurements, links and plan; ``for_model``: the threshold was chosen for a model."""
     plan = tuned.plan
     sizes = sorted({m.size_bytes for m in tuned.measurements})
     times = {(m.size_bytes, m.rule): m.median_seconds for m in tuned.measurements}

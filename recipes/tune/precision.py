@@ -24,11 +24,7 @@ from ..training.trainer import Trainer
 
 
 def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> None:
-    """Train a recipe for several updates in FP32 on this process, and print the underflow.
-
-    The run itself is not kept. With ``resume=PATH`` among the overrides, it starts from that
-    checkpoint.
-    """
+    """Train for several updates in FP32 on this process, and print the underflow; keeps no run."""
     asked = load(recipe, overrides)
     with tempfile.TemporaryDirectory() as folder:
         loaded = load(recipe, [*overrides, *_only(steps, asked.recipe, Path(folder) / "run")])

@@ -54,10 +54,7 @@ class Estimate:
 
     @property
     def target_loss(self) -> float | None:
-        """The loss of the target run above the lowest that is possible; None if unknown.
-
-        It is that of the smallest batch on a line of log loss over log epochs, if that falls.
-        """
+        """The smallest batch's loss at the target's length, above the lowest possible; or None."""
         own = [r for r in self.near if r.run.batch_size == min(self.batches)]
         if len({r.trained for r in own}) < 2:
             return None
@@ -96,12 +93,7 @@ def estimate(
     minutes: float = 15.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Estimate:
-    """Estimate the epochs that a larger batch needs, on the ranks of a job; collective.
-
-    A folder ``out`` that holds runs of the same recipe is continued. No run is begun that would
-    not end within the ``minutes``. ``say`` is given a line about each run, on rank 0. The other
-    options are those of the command, with its defaults.
-    """
+    """Estimate the epochs that a larger batch needs, in a folder that may have runs; collective."""
     length = epochs or loaded.recipe.epochs
     with job.raise_on_all_ranks():
         base = Base.of(loaded, out, job.world_size, rule)
@@ -202,13 +194,8 @@ class Runner:
 
 
 def near_the_target(records: Sequence[Record], lengths: dict[int, float]) -> list[Record]:
-    """The runs that the critical batch is fitted to.
-
-    It grows while the loss falls, so that the runs near the target say what is asked. A larger
-    batch is first run as long as the target run, which leaves it above the target and tells how
-    much longer it needs. Once runs of that length have finished, they take the place of the first.
-    ``lengths`` are the epochs in which each batch size should reach the target.
-    """
+    """The runs to fit: a batch's first ones until those of its length in ``lengths`` finish."""
+    # The critical batch grows while the loss falls: runs that end near the target say most.
     finished, smallest = _finished(records), min(lengths)
     is_near = {r.run: r.run.epochs == length_of(lengths[r.run.batch_size]) for r in finished}
     known = {run.batch_size for run, near in is_near.items() if near and run.batch_size > smallest}

@@ -46,17 +46,10 @@ def search(
     *,
     lr: tuple[float, float] | None = None,
     minutes: float = 30.0,
-    runs: float | None = None,
+    runs: float | None = None,  # budget of the whole study; without it minutes, of this call
     say: Callable[[str], None] = print,
 ) -> Found:
-    """Search for the best peak learning rate and warm-up of a recipe; collective.
-
-    After each trial, and whatever ends the search, ``recipe.yaml`` and ``trials.json`` in ``out``
-    have the best settings so far. The same call resumes a search that was interrupted. The
-    overrides are for every trial. ``runs`` is the budget of the whole study in runs of the recipe;
-    if it is None, ``minutes`` is that of this call. ``say`` is given a line for each trial on
-    rank 0.
-    """
+    """Search for the best rate and warm-up, or resume; writes after each trial; collective."""
     for name, limit in (("minutes", minutes), ("runs", runs)):
         if limit is not None and not 0 < limit < math.inf:
             raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
@@ -160,11 +153,8 @@ class _Search:
         self.say(describe(planned, cost, budget - spent, self._full.epochs))
 
     def _timed(self) -> Cost:
-        """What a trial takes, by a few updates at the lowest rate and an evaluation.
-
-        A run of one update comes first: it imports what no later one has to, and chooses the
-        precision.
-        """
+        """What a trial takes, by a few updates at the lowest rate and an evaluation."""
+        # A run of one update first imports what no later one has to, and chooses the precision.
         self.say(f"timing {TIMED_UPDATES} updates and an evaluation, to see which trials fit")
         total, folder = self._timeline.total_steps, self.out / "trials" / "timed"
         lowest = self._first[0]._replace(lr=self._space["lr"].low)
