@@ -83,7 +83,7 @@ def test_the_mean_of_two_seeds_is_told_and_the_precision_of_auto_chosen_once(pho
 
 def search_on_a_rank(photos, out):
     lines, job = [], Job(dist.get_rank(), 2, 2, torch.device("cpu"))
-    found, fakes = run(photos, out, "optimizer.lr=40", job=job, runs=16.0, say=lines.append)
+    found, fakes = run(photos, out, "optimizer.lr=40", job=job, say=lines.append)
     clocks = FakeRuns(start=5.0 + dist.get_rank())  # which differ by rank
     _, timed = run(photos, out / "timed", fakes=clocks, job=job, minutes=3.0)
     made = [(r.optimizer.lr, r.epochs) for r in (*fakes.made, *timed.made)]
