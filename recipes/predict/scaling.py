@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from ...amp import OPT_LEVELS, PRECISIONS
 from ...comm import (
@@ -28,6 +26,7 @@ from ..errors import RecipeError
 from ..models.build import build_model
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
+from ..tables import console, table
 from .presets import (
     INTER,
     INTRA,
@@ -127,7 +126,7 @@ def setting(
             "GPU and step"
         )
     speed = find_speed(recipe, gpu, measured)
-    profile = _profile(recipe, speed.step.seconds(images))
+    profile = step_profile(recipe, speed.step.seconds(images))
     tuned, nccl, sources = (None, None, ()) if alone else _links(preset, links, bus_gbytes, fitted)
     title = f"{recipe.model.name}, {images} images per GPU"
     return Setting(
@@ -149,7 +148,8 @@ def setting(
     )
 
 
-def _profile(recipe: Recipe, seconds: float) -> Profile:
+def step_profile(recipe: Recipe, seconds: float) -> Profile:
+    """The layers of a recipe's model, whose step on one GPU takes some seconds."""
     # Initial values do not change the time: a model without residual blocks is welcome too.
     wanted = recipe.model.model_copy(update={"zero_init_last_norm": False})
     size = recipe.data.image_size
@@ -266,23 +266,18 @@ def _values(common: Setting, gpus: int, step: Simulation) -> dict[str, Any]:
 
 def print_summary(common: Setting, points: list[Point]) -> None:
     """Print the inputs and a table with one row per cluster size."""
-    table = Table(box=None, pad_edge=False)
-    columns = ["GPUs", "step (ms)", "exposed", "waiting", "images/s", "efficiency", "range"]
-    for column in columns:
-        table.add_column(column, justify="right")
+    columns = ("GPUs", "step (ms)", "exposed", "waiting", "images/s", "efficiency", "range")
+    rows = table(*columns, words=None)
     for one in points:
         found = _values(common, one.gpus, one.step)
         low, high = found["efficiency_between"]
-        table.add_row(
+        rows.add_row(
             f"{one.gpus:,}",
             *(f"{1e3 * found[f'{key}_seconds']:.1f}" for key in ("step", "exposed", "waiting")),
             f"{found['images_per_second']:,.0f}",
             f"{found['efficiency']:.0%}",
             f"{low:.0%} to {high:.0%}",
         )
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160  # do not wrap lines in a file or a pipe
     compute = f"{1e3 * common.profile.compute_seconds:.1f} ms without communication"
     lines = [f"{common.title}: {compute}, {common.profile.size_bytes / 1e6:.1f} MB of gradients"]
     lines += [f"  {line}" for line in common.inputs]
@@ -293,5 +288,6 @@ def print_summary(common: Setting, points: list[Point]) -> None:
         f"  range: {PUBLISHED_RUNS} published runs reached {low:.2f} to {high:.2f} times what is "
         "predicted",
     ]
-    console.print("\n".join(lines), markup=False)
-    console.print(table)
+    out = console()
+    out.print("\n".join(lines), markup=False)
+    out.print(rows)

@@ -9,10 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from ...errors import RecipeError
+from ...tables import console, table
 from .estimate import Estimate, Interval
 from .fit import WIDEST
 
@@ -56,23 +54,18 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
 
 def print_summary(estimate: Estimate) -> None:
     """Print the critical batch and the table of what each batch needs."""
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160  # do not wrap lines in a file or a pipe
+    out = console()
     for line in head(estimate):
-        console.print(line, markup=False)
+        out.print(line, markup=False)
     if not (rows := estimate.rows()):
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("batch", "epochs to the loss", "updates", "speed-up"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    found = table("batch", "epochs to the loss", "updates", "speed-up", "", words=4)
     for row in rows:
         beyond = f"predicted, {row.doublings:.2g} doubling{'s' * (row.doublings > 1)} beyond"
         cells = (f"{row.batch_size:,}", _text(row.epochs), f"{row.updates:,.0f}")
-        table.add_row(*cells, _text(row.speed_up), beyond if row.doublings > 0 else "measured")
-    console.print(table)
-    console.print(
+        found.add_row(*cells, _text(row.speed_up), beyond if row.doublings > 0 else "measured")
+    out.print(found)
+    out.print(
         "90 % intervals in brackets; the speed-up is that over the recipe's batch, "
         f"{estimate.base.recipe.batch_size:,}, by perfect GPUs in proportion to the batch",
         markup=False,
