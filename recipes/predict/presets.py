@@ -161,7 +161,6 @@ class Link:
 INTRA = {
     "pcie3": Link(126.0, "assumed: 16 lanes of 8 GT/s", 12.0),
     "pcie4": Link(252.0, "assumed: 16 lanes of 16 GT/s", 24.0),
-    "pcie5": Link(504.0, "assumed: 16 lanes of 32 GT/s", 48.0),
     "nvlink1": Link(640.0, "assumed: P100, 4 links of 20 GB/s each way", 72.0),
     "nvlink2": Link(1200.0, "assumed: V100, 6 links of 25 GB/s each way", 120.0),
     "nvlink3": Link(2400.0, "assumed: A100, 12 links of 25 GB/s each way", 235.0),
@@ -185,7 +184,6 @@ INTER = {
     "hdr-x8": Link(1600.0, "[S] 8 HDR per node, as in NVIDIA's DGX A100", nics=8),
     "ndr": Link(400.0, "assumed: one InfiniBand NDR or 400 Gbit/s Ethernet per node"),
     "ndr-x8": Link(3200.0, "assumed: 8 InfiniBand NDR per node", nics=8),
-    "slingshot-x4": Link(800.0, "assumed: 4 Slingshot of 200 Gbit/s per node", nics=4),
 }
 
 

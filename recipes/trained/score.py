@@ -36,23 +36,24 @@ class Score:
     loss: float  # mean cross-entropy, without label smoothing
     images: int  # that were evaluated
     skipped_images: int  # that could not be used
-    data: str  # the images, in words
-    image_size: int  # height and width, in pixels
-    eval_resize: int  # length of the shorter side before the central crop, in pixels
-    eval_interpolation: str
     precision: str
     device: str
     backend: str  # decoder of images
     left_out: str = ""  # a line about images that are there and not in the data
 
     def as_json(self, trained: Trained) -> dict[str, Any]:
-        """The score and the weights that it is of, as JSON can hold it."""
+        """The score with its weights and images, as JSON can hold it; sizes are in pixels."""
+        recipe = trained.loaded.recipe
         return {
             "weights": str(trained.source),
             "ema": trained.ema,
             "recipe": trained.name,
-            "model": trained.loaded.recipe.model.name,
+            "model": recipe.model.name,
             "step": trained.step,
+            "data": data_in_words(recipe),
+            "image_size": recipe.eval_size,
+            "eval_resize": recipe.data.eval_resize,
+            "eval_interpolation": recipe.data.eval_interpolation,
             **vars(self),
             "loss": self.loss if math.isfinite(self.loss) else None,
         }
@@ -104,10 +105,6 @@ def score(trained: Trained, job: Job) -> Score:
         loss=values["loss"],
         images=images,
         skipped_images=skipped,
-        data=data_in_words(recipe),
-        image_size=recipe.eval_size,
-        eval_resize=recipe.data.eval_resize,
-        eval_interpolation=recipe.data.eval_interpolation,
         precision=precision.name,
         device=job.device.type,
         backend=loader.backend,

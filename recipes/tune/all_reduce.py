@@ -192,16 +192,14 @@ def draw(tuned: Tuned, out: Path) -> None:
 
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes = figure.subplots()
-    times = {(m.size_bytes, m.rule): 1e3 * m.median_seconds for m in tuned.measurements}
-    sizes = sorted({size for size, _ in times})
-    for index, rule in enumerate(dict.fromkeys(rule for _, rule in times)):
-        own = [(size, times[size, rule]) for size in sizes if (size, rule) in times]
+    measured, sizes = tuned.measurements, sorted({m.size_bytes for m in tuned.measurements})
+    for index, rule in enumerate(dict.fromkeys(m.rule for m in measured)):
+        own = sorted((m.size_bytes, 1e3 * m.median_seconds) for m in measured if m.rule == rule)
         look = f"C{index % 10}" + ".sDv"[index // 10 % 4] + (":" if rule.wire_dtype else "-")
         axes.plot(*zip(*own, strict=True), look, ms=5, label=describe_rule(rule))
-    words = {(size, describe_rule(rule)): seconds for (size, rule), seconds in times.items()}
-    picks = [(size, describe_rule(tuned.plan.rule_for(size))) for size in sizes]
-    best = [(size, words[size, rule]) for size, rule in picks if (size, rule) in words]
-    axes.plot(*zip(*best, strict=True), "ko", ms=11, mfc="none", label="the plan's choice")
+    for m in measured:
+        if describe_rule(tuned.plan.rule_for(m.size_bytes)) == describe_rule(m.rule):
+            axes.plot(m.size_bytes, 1e3 * m.median_seconds, "ko", ms=11, mfc="none")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [binary_size(size) for size in sizes], rotation=45)
@@ -209,7 +207,8 @@ def draw(tuned: Tuned, out: Path) -> None:
     axes.set_ylabel("median time on the slowest rank (ms)")
     nodes = " + ".join(str(len(node)) for node in tuned.cluster.topology.nodes)
     title = f"All-reduce on {len(tuned.cluster.topology.nodes)} nodes with {nodes} ranks"
-    axes.set_title("\n".join([title, *describe_links(tuned.links)]), fontsize=9)
+    lines = [f"{title}; circles: the plan's choices", *describe_links(tuned.links)]
+    axes.set_title("\n".join(lines), fontsize=9)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
     try:

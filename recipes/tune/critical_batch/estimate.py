@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import Loaded
@@ -47,21 +45,9 @@ class Estimate:
     epochs: float  # of the target run, the smallest batch
     batches: tuple[int, ...]  # that were to be measured
     records: tuple[Record, ...]  # of the runs that ended
-    near: tuple[Record, ...]  # those that count: they finished near the target
     left_out: int  # runs for which the time did not suffice
     critical: CriticalBatch | None  # None if the runs do not tell it
     why: str = ""  # they do not
-
-    @property
-    def target_loss(self) -> float | None:
-        """The smallest batch's loss at the target's length, above the lowest possible; or None."""
-        own = [r for r in self.near if r.run.batch_size == min(self.batches)]
-        if len({r.trained for r in own}) < 2:
-            return None
-        slope, height = np.polyfit(
-            np.log([r.trained for r in own]), np.log([r.loss for r in own]), 1
-        )
-        return float(np.exp(slope * np.log(self.epochs) + height)) if slope < 0 else None
 
     def rows(self) -> list[Row]:
         """A row for each measured batch, and for one doubling beyond the largest."""
@@ -138,11 +124,9 @@ class Runner:
                 narrow = not isinstance(found, str) and found.high <= _NARROW * found.low
                 if repeat + 1 >= _FEWEST_SEEDS and narrow:
                     break
-        near = near_the_target(self.records, lengths)
-        found = self._fit(near)
-        critical, why = (None, found) if isinstance(found, str) else (found, "")
-        records = (tuple(self.records), tuple(near))
-        return Estimate(self.base, epochs, batches, *records, self.left_out, critical, why)
+        found = self._fit(near_the_target(self.records, lengths))
+        fitted = (None, found) if isinstance(found, str) else (found, "")
+        return Estimate(self.base, epochs, batches, tuple(self.records), self.left_out, *fitted)
 
     def make_all(self, runs: Sequence[Run]) -> bool:
         """Make those runs that have not been made; False once the time does not suffice."""

@@ -41,7 +41,6 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
         "rule": base.rule,
         "epochs": estimate.epochs,
         "loss_floor": base.floor,
-        "target_loss": estimate.target_loss,
         "determined": critical is not None and critical.determined,
         "why": estimate.why,
         "critical_batch": critical and asdict(critical),
@@ -74,12 +73,11 @@ def print_summary(estimate: Estimate) -> None:
 
 def head(estimate: Estimate) -> list[str]:
     """Lines on what was measured, and the critical batch."""
-    base, records, target = estimate.base, estimate.records, estimate.target_loss
-    reached = f", which is {base.floor + target:.4f}" if target else ""
+    base, records = estimate.base, estimate.records
     diverged = {r.run.batch_size for r in records if r.status == "diverged"}
     lines = [
         f"{base.loaded.name}: epochs until the training loss at the end of a run is that of batch "
-        f"{min(estimate.batches):,} after {estimate.epochs:g} epochs{reached}",
+        f"{min(estimate.batches):,} after {estimate.epochs:g} epochs",
         f"{len(records)} runs of batches {_list(estimate.batches)} with the learning rate scaled "
         f"by {base.rule}, {sum(record.trained for record in records):.1f} epochs"
         + (f"; diverged: {_list(diverged)}" if diverged else ""),
