@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,8 +11,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from largebatch.pipeline import DataError
-from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import RECIPE
 from largebatch.recipes.trained.score import check_fit, score, wilson
@@ -245,19 +243,6 @@ def test_micro_batches_of_any_size_and_overrides_without_effect(plain):
     found = json.loads(result.stdout)
     assert found.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-6)  # of other batches
     assert found == whole
-
-
-@pytest.mark.parametrize(("error", "reports"), [(DataError, True), (AgreedError, False)])
-def test_another_rank_reports_what_it_alone_finds(plain, error, reports, monkeypatch):
-    def fail(trained, job):
-        raise error("data.path: a.jpg is broken; valid: images")
-
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("largebatch.recipes.ranks.joined", lambda recipe: nullcontext(JOB))
-    monkeypatch.setattr("largebatch.recipes.trained.score.score", fail)
-    result = run("evaluate", plain)
-    assert result.exit_code == 2
-    assert ("data.path: a.jpg is broken; valid: images" in result.stderr) == reports
 
 
 def test_code_that_a_runs_folder_names_is_imported_only_if_it_is_trusted(

@@ -15,16 +15,11 @@ EVALUATIONS = 4
 
 
 class FakeRuns:
-    """Runs whose accuracy has its peak at a rate and a warm-up, and that diverge above a rate.
+    """Runs whose accuracy has its peak at a rate and a warm-up, and that diverge at ten times it.
 
-    Args:
-        best_lr: The best rate; above ten times that, runs diverge.
-        best_warmup: The best share of warm-up.
-        start: Seconds of a start, by a clock of their own; an epoch takes one more.
-        imports: Seconds that the first run takes more.
-        fail: Called with the number of the run, and that of the evaluation that comes.
-        seeds: By how many points a seed changes the accuracy.
-        loss: The loss at an accuracy.
+    A start takes ``start`` seconds of a clock of their own, the first one ``imports`` more, and an
+    epoch one. ``fail`` is called with the numbers of the run and of the evaluation that comes;
+    a seed changes the accuracy by ``seeds`` points.
     """
 
     def __init__(
