@@ -122,8 +122,7 @@ def _written(out: Path) -> Iterator[Path]:
     """Context manager that gives a folder beside ``out``, whose files then go there."""
     out = out.resolve()  # such as ``.``, which has no name
     try:
-        if not out.parent.exists():
-            out.parent.mkdir(parents=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         # A folder of its own for each export, as several may be written at once.
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
             yield Path(partial)

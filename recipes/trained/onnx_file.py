@@ -65,8 +65,7 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
         logging.disable(disabled)
     with torch.no_grad():
         expected = model(images)
-    difference = (torch.from_numpy(found) - expected).abs().max().item()
-    largest = expected.abs().max().item()
+    difference, largest = (torch.from_numpy(found) - expected).abs().max(), expected.abs().max()
     told = f"by at most {difference:.1g} for 3 random images, the largest being {largest:.2g}"
     if not difference <= _TOLERANCE * largest:
         raise RecipeError(f"--to: outputs in ONNX Runtime differ {told}; valid: safetensors")

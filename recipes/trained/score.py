@@ -17,7 +17,7 @@ from ..errors import RecipeError
 from ..models.build import check_image_size
 from ..ranks import Job
 from ..schema.recipe import Recipe
-from ..training.build import build_precision, named_precision
+from ..training.build import build_precision
 from ..training.data import build_loader, build_sources, is_url, open_split
 from ..training.device import device_settings
 from ..training.evaluate import evaluate
@@ -77,7 +77,7 @@ def for_evaluation(overrides: Sequence[str]) -> list[str]:
 
 def score(trained: Trained, job: Job) -> Score:
     """Evaluate weights on their recipe's validation images, as their run did; a collective."""
-    recipe = _with_batches(trained, job)
+    recipe = _as_trained(trained, job)
     with job.raise_on_all_ranks():
         left_out = LeftOut()
         source = validation_source(recipe, left_out)
@@ -90,11 +90,7 @@ def score(trained: Trained, job: Job) -> Score:
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)
     with settings.applied():
-        name = trained.precision if recipe.precision == "auto" else recipe.precision
-        if name is None:
-            precision = build_precision(recipe, job, model, loader)
-        else:
-            precision = named_precision(recipe, name, job)
+        precision = build_precision(recipe, job, model, loader)
         values = evaluate(precision.convert(model), loader, precision, job)
     skipped = sum(job.gather(loader.left_out))
     images = len(source) - skipped
@@ -112,14 +108,16 @@ def score(trained: Trained, job: Job) -> Score:
     )
 
 
-def _with_batches(trained: Trained, job: Job) -> Recipe:
-    """The recipe, with as many images in a forward pass as the run had on such a device."""
+def _as_trained(trained: Trained, job: Job) -> Recipe:
+    """The recipe with the precision of the run, and its images per forward pass if they fit."""
     recipe = trained.loaded.recipe
     same_device = trained.about.get("device") == job.device.type  # else they may not fit
     recorded = trained.about.get("micro_batch_size") if same_device else None
     micro = recipe.micro_batch_size or recorded or min(recipe.batch_size, _MOST_IMAGES)
-    sizes = {"batch_size": micro * job.world_size, "micro_batch_size": micro}
-    return recipe.model_copy(update={**sizes, "evaluate_every": Span(1, "ep")})
+    same = {"batch_size": micro * job.world_size, "micro_batch_size": micro}
+    if recipe.precision == "auto":
+        same["precision"] = trained.precision or "auto"
+    return recipe.model_copy(update={**same, "evaluate_every": Span(1, "ep")})
 
 
 def validation_source(recipe: Recipe, on_fault: OnFault | None = None) -> Source:

@@ -277,7 +277,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(plain, tmp_path, monkeypatch):
         ([plain, "--to", "onnx", "--out", out], "--to: onnx needs onnxscript, which is not ins"),
         ([plain, "--to", "timm", "--out", tmp_path / "full"], "is not empty; valid: a new folder"),
         ([plain, "--to", "timm", "--out", tmp_path / "bare.pt"], "is not empty; valid: a new f"),
-        ([plain, "--to", "timm", "--out", tmp_path / "bare.pt" / "a"], "cannot be written: Not a "),
+        ([plain, "--to", "timm", "--out", tmp_path / "bare.pt" / "a"], "cannot be written: File e"),
         ([*bare, "cifar10-b256"], "--to: resnet9 is not a model of timm; valid for resnet9: "),
         ([*bare, "digits"], "[24, 3, 3, 3]); valid: weights of resnet10t, or --recipe with the "),
     ):

@@ -7,7 +7,7 @@ from unittest import mock
 
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.tune.learning_rate import search as module
-from largebatch.recipes.tune.learning_rate.search import search
+from largebatch.recipes.tune.learning_rate.search import Search
 from largebatch.recipes.tune.trial import Outcome, Reading
 from tests.recipes.runs import BASE, JOB
 
@@ -73,5 +73,6 @@ def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, job=JOB,
         options.setdefault("runs", 8.0)
     clock = SimpleNamespace(monotonic=lambda: fakes.now)
     with mock.patch.object(module, "measure", fakes), mock.patch.object(module, "time", clock):
-        found = search(recipe, here, job, Path(out), say=say or (lambda _: None), **options)
+        options["say"] = say or (lambda _: None)
+        found = Search(recipe, here, job, Path(out), **options).run()
     return found, fakes
