@@ -130,13 +130,6 @@ def test_one_seed_twice_counts_once_and_only_if_it_finished(run_of):
     assert group.states == "2 seeds finished, 1 stopped"
 
 
-def test_a_run_without_evaluation_has_no_accuracy(run_of):
-    (group,) = grouped(run_of("a", edit=lambda line: line if line["split"] == "train" else None))
-    found = group.runs["digits"].reached
-    assert "train_loss" in found
-    assert not found.keys() & {"top1", "best_top1", "val_loss"}
-
-
 def test_epochs_images_and_seconds_of_a_line(tmp_path):
     _, lines = write_run(tmp_path / "run")
     (group,) = grouped(tmp_path / "run")

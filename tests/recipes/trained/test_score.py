@@ -16,7 +16,6 @@ from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import RECIPE
 from largebatch.recipes.trained.score import check_fit, score, wilson
 from largebatch.recipes.trained.source import open_trained
-from largebatch.recipes.training.folder.weights import read_weights
 from tests.conftest import write_images
 from tests.ranks import run_ranks
 from tests.recipes.commands.test_app import run
@@ -98,15 +97,17 @@ def test_the_precision_that_auto_chose_is_taken_again(photos, tmp_path, monkeypa
     assert bare.precision == "bf16"
 
 
-def test_a_file_of_timm_is_evaluated_with_a_recipe(photos, tmp_path):
-    torch.manual_seed(0)
-    model = timm.create_model("test_resnet", num_classes=3)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    keys = [*BASE, f"data.path={photos}"]
-    found = scored(tmp_path / "model.safetensors", *keys, recipe="digits")
-    assert found.images == 23
-    before = model.state_dict()
-    assert_same(open_trained(tmp_path / "model.safetensors", keys, recipe="digits").weights, before)
+def test_a_file_of_timm_is_evaluated_with_a_recipe_unless_it_is_not_finite(photos, tmp_path):
+    weights = timm.create_model("test_resnet", num_classes=3).state_dict()
+    file, keys = tmp_path / "model.safetensors", [*BASE, f"data.path={photos}"]
+    save_file(weights, file)
+    assert scored(file, *keys, recipe="digits").images == 23
+    assert_same(open_trained(file, keys, recipe="digits").weights, weights)
+    name = next(iter(weights))
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, file)
+    with pytest.raises(RecipeError, match=f"RUN: .* has values in {name} that are not finite"):
+        scored(file, *keys, recipe="digits")
 
 
 class Tied(torch.nn.Module):
@@ -156,9 +157,7 @@ def test_the_command_prints_a_table_or_json(half):
 def bad(plain, half, photos, tmp_path):
     """Paths of what cannot be evaluated."""
     torch.save({"a": torch.ones(2)}, tmp_path / "other.pt")
-    (tmp_path / "cut.pt").write_bytes((plain / "weights.pt").read_bytes()[:3000])
     shutil.copy(plain / "weights.pt", tmp_path / "bare.pt")
-    (tmp_path / "empty").mkdir()
     write_images(tmp_path / "classes" / "val", {"ant": 2, "bee": 3})
     write_images(tmp_path / "names" / "val", {"ant": 2, "bee": 3, "dog": 1})
     write_images(tmp_path / "unusable" / "val", {"ant": 2, "bee": 3, "cat": 1})
@@ -167,21 +166,15 @@ def bad(plain, half, photos, tmp_path):
     vit = timm.create_model("test_vit", num_classes=3, img_size=32)
     torch.save(vit.state_dict(), tmp_path / "vit.pt")
     stopped(plain, tmp_path / "stopped")
-    damaged = stopped(plain, tmp_path / "damaged")
-    for file in (damaged / "checkpoints").glob("*/*.pt"):
-        file.write_bytes(b"")
     return {"plain": plain, "half": half, "photos": photos, "tmp": tmp_path}
 
 
 BAD = [
-    (["{tmp}/empty"], "RUN: the folder {tmp}/empty holds no weights; valid: "),
     (["{tmp}/bare.pt"], "--recipe: missing, as there is no recipe.yaml beside "),
-    (["{tmp}/cut.pt", "--recipe", "digits"], "RUN: {tmp}/cut.pt is damaged: its re"),
     (
         ["{tmp}/other.pt", "--recipe", "digits", "data.path={photos}"],
         "{tmp}/other.pt has a, which is not part of resnet10t; valid: weights of resnet10t, or --",
     ),
-    (["{tmp}/damaged"], "is damaged: the SHA-256 of model.pt is not"),
     (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
     (["{tmp}/stopped", "--ema"], "holds no moving average of the weights; valid"),
     (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),
@@ -202,7 +195,6 @@ BAD = [
         ["{plain}", "data.source=synthetic", "data.classes=3"],
         "data.val_images: 0 images to evaluate; valid: at least 1",
     ),
-    (["timm:resnet51"], "has no weights 'resnet51'; did you mean 'resnet"),
     (
         ["timm:test_efficientnet.r160_in1k", "data.path={photos}"],
         "RUN: timm:test_efficientnet.r160_in1k cannot be read: ",
@@ -265,13 +257,3 @@ def test_code_that_a_runs_folder_names_is_imported_only_if_it_is_trusted(
     assert not called.exists()
     assert "foreign_code:net is of type int" in run("evaluate", foreign, "--trust-code").stderr
     assert called.exists()
-
-
-def test_weights_that_are_not_finite_have_no_accuracy(half, photos, tmp_path):
-    broken = tmp_path / "broken.safetensors"
-    weights = read_weights(half / "weights.pt")
-    name = next(iter(weights))
-    weights[name].view(-1)[0] = float("nan")
-    save_file(weights, broken)
-    with pytest.raises(RecipeError, match=f"RUN: .* has values in {name} that are not finite"):
-        scored(broken, *BASE, f"data.path={photos}", recipe="digits")

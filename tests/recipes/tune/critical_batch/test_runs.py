@@ -18,12 +18,7 @@ from largebatch.recipes.training.folder.outcome import metrics_of
 from largebatch.recipes.training.timeline import learning_rates, timeline_of
 from largebatch.recipes.tune import trial as tune_runs
 from largebatch.recipes.tune.critical_batch.base import Base, label_entropy
-from largebatch.recipes.tune.critical_batch.runs import (
-    Run,
-    final_loss,
-    make,
-    record_of,
-)
+from largebatch.recipes.tune.critical_batch.runs import Run, final_loss, make, record_of
 from tests.recipes.runs import JOB
 from tests.recipes.tune.critical_batch.law import loaded
 
