@@ -20,7 +20,7 @@ from ..schema.recipe import Recipe
 from ..training.build import build_plan, memory_counter
 from ..training.data import is_url, open_split
 from ..training.timeline import Timeline, timeline_of
-from ..training.watch.memory import Memory, MemoryCounter
+from ..training.watch.memory import Memory
 from .division import fit
 from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA
 from .scaling import Setting, setting
@@ -148,7 +148,15 @@ def plan_run(
         check_batch_norm(fitted, counter.model, timeline.phases, n)
         run = _Run(fitted, timeline, common, validation, counter.checkpoint_bytes(precision, n))
         times = run.times(Rates())
-        memory = _memory(counter, timeline, precision, n)
+        each_stage = (
+            counter.count(
+                *(precision, phase.micro_batch_size, phase.image_size),
+                ranks=n,
+                accumulation=phase.accumulation(n),
+            )
+            for phase in timeline.phases
+        )
+        memory = max(each_stage, key=lambda memory: memory.peak)
         if preset and memory.peak > 1e9 * preset.memory_gb:
             notices += (
                 f"{n:,} GPUs: {memory.peak / 1e9:.1f} GB with micro_batch_size="
@@ -299,21 +307,6 @@ class _Run:
             for name, text, short, long in found
         )
         return tuple(sorted(effects, key=lambda one: one.low - one.high))
-
-
-def _memory(counter: MemoryCounter, timeline: Timeline, precision: str, gpus: int) -> Memory:
-    """Memory of the stage that needs most."""
-    each = (
-        counter.count(
-            precision,
-            phase.micro_batch_size,
-            phase.image_size,
-            ranks=gpus,
-            accumulation=phase.accumulation(gpus),
-        )
-        for phase in timeline.phases
-    )
-    return max(each, key=lambda memory: memory.peak)
 
 
 def _statistics(recipe: Recipe, model: nn.Module, timeline: Timeline, gpus: int) -> int | None:

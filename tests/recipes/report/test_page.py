@@ -6,17 +6,13 @@ import hashlib
 import json
 import os
 import re
-import sys
 from html.parser import HTMLParser
-from importlib import resources
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from largebatch.recipes import report
-from largebatch.recipes.commands.app import main
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.report.figures import figure
 from largebatch.recipes.report.page import render
@@ -126,11 +122,6 @@ def test_plotly_is_on_the_page(run_of, monkeypatch):
     assert text.index("</script>", start) - start > 3e6  # nothing in it ends the element
 
 
-def test_the_script_is_short():
-    script = resources.files(report).joinpath("page.js").read_text(encoding="utf-8")
-    assert len(script.splitlines()) <= 40
-
-
 def test_a_page_is_replaced_whole_or_not_at_all(run_of, tmp_path, monkeypatch):
     run, place = run_of("a"), tmp_path / "pages" / "report.html"
     place.parent.mkdir()
@@ -210,17 +201,6 @@ def test_mistakes_are_one_line_and_exit_code_2(run_of):
         assert result.stderr.count("\n") == 1
         assert result.stderr.startswith("largebatch: error: ")
         assert message in result.stderr
-
-
-def test_without_plotly_one_line_says_what_to_install(run_of, tmp_path, monkeypatch, capsys):
-    for name in ("plotly", "plotly.io", "plotly.offline"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SystemExit) as end:
-        main(["report", str(run_of("a")), "--out", str(tmp_path / "report.html")])
-    assert end.value.code == 2
-    advice = "plotly is not installed; valid: pip install 'largebatch[recipes]'"
-    assert capsys.readouterr().err == f"largebatch: error: {advice}\n"
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_run_that_stopped_or_has_no_finite_loss_is_shown(run_of):
