@@ -57,7 +57,7 @@ ORDER = {
         "prepare",
     ),
     "recipes": (
-        "errors launcher words files",
+        "errors launcher words files tables",
         "published",
         "schema",
         "ranks",

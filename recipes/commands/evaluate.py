@@ -67,8 +67,9 @@ def evaluate(
         typer.echo(f"largebatch: warning: {found.left_out}", err=True)
     for line in trained.notices:
         typer.echo(line, err=True)
+    values = found.as_json(trained)
     if json_:
-        print(json.dumps(found.as_json(trained), indent=2))
+        print(json.dumps(values, indent=2))
         return
     low, high = found.top1_interval
     what = "moving average of the weights, " if trained.ema else ""
@@ -77,10 +78,11 @@ def evaluate(
         f"{found.precision} on {found.device}"
     )
     skipped = f", {found.skipped_images:,} skipped" if found.skipped_images else ""
-    resized = "" if found.eval_interpolation == "bilinear" else f" ({found.eval_interpolation})"
+    how = values["eval_interpolation"]
     print(
-        f"{found.images:,} images{skipped}, {found.data}, at {found.image_size} px of "
-        f"{found.eval_resize}{resized}, decoded by {found.backend}"
+        f"{found.images:,} images{skipped}, {values['data']}, at {values['image_size']} px of "
+        f"{values['eval_resize']}{'' if how == 'bilinear' else f' ({how})'}, decoded by "
+        f"{found.backend}"
     )
     print(f"top-1  {found.top1:6.2f} %  (95 % interval {low:.2f} to {high:.2f})")
     print(f"top-5  {found.top5:6.2f} %")

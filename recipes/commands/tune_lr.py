@@ -88,16 +88,11 @@ def tune_lr(
         with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
             from ..ranks import joined
             from ..tune.learning_rate import report
-            from ..tune.learning_rate.search import search
+            from ..tune.learning_rate.search import Search
 
             with joined(loaded.recipe) as job:
-                found = search(
-                    *(recipe, values, job, folder),
-                    lr=span,
-                    minutes=30.0 if minutes is None else minutes,
-                    runs=runs,
-                    say=_say,
-                )
+                limit = 30.0 if minutes is None else minutes
+                found = Search(recipe, values, job, folder, span, limit, runs, _say).run()
             if not job.is_main:
                 return
             written = [report.draw(found), *report.write(found)]

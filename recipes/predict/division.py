@@ -19,10 +19,7 @@ def gpu_counts(text: str) -> list[int]:
 
 
 def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
-    """Return a recipe with micro-batches that divide on some GPUs, and a line for each change.
-
-    The new micro-batch is the largest divisor of a GPU's share that is not larger than before.
-    """
+    """A recipe with the largest micro-batches that divide on some GPUs; a line for each change."""
     changes: dict[str, int] = {}
     lines = []
     batch, micro, unit = recipe.batch_size, recipe.micro_batch_size, recipe.micro_batch_unit
@@ -56,13 +53,8 @@ def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
 def _undivided(key: str, batch: int, gpus: int) -> str:
     below = max((n for n in _divisors(batch) if n < gpus), default=1)
     above = min((n for n in _divisors(batch) if n > gpus), default=batch)
-    near = " or ".join(
-        f"{n * gpus}" for n in dict.fromkeys((batch // gpus, batch // gpus + 1)) if n
-    )
-    return (
-        f"--gpus: {gpus} does not divide {key} {batch}; valid: "
-        f"{' or '.join(str(n) for n in sorted({below, above}))} GPUs, or {key}={near}"
-    )
+    valid = " or ".join(str(n) for n in sorted({below, above}))
+    return f"--gpus: {gpus} does not divide {key} {batch}; valid: {valid} GPUs"
 
 
 def _divisors(number: int) -> list[int]:

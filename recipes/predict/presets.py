@@ -55,14 +55,14 @@ class Between(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A GPU model: its speed, its memory in 10^9 bytes, its usual links and GPUs per node, and the
-    largest bus bandwidth of NCCL's trees on one or two nodes, and on more."""
+    """A GPU model: its speed, and what it is usually built with."""
 
     rate: Rate
     fixed: Fixed
     between: Between
     links: tuple[str, str]
-    memory_gb: float
+    memory_gb: float  # 10^9 bytes
+    #: Largest bus bandwidth of NCCL's trees on one or two nodes, and on more.
     tree_gbytes: tuple[float, float] = (110.0, 80.0)
     per_node: int = 8
 
@@ -144,14 +144,12 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Link:
-    """A link: its line rate in gigabits per second (per GPU inside a node, per node between nodes)
-    with the source, its measured bus bandwidth in 10^9 bytes per second (None for
-    :data:`NETWORK_SHARE` of the line rate), and a node's adapters."""
+    """A link, per GPU inside a node and per node between nodes."""
 
-    gbit: float
+    gbit: float  # line rate, per second
     source: str
-    bus: float | None = None
-    nics: int = 1
+    bus: float | None = None  # measured, as `bus_gbytes`; None: a share of the line rate
+    nics: int = 1  # adapters of a node
 
     @property
     def bus_gbytes(self) -> float:
@@ -163,7 +161,6 @@ class Link:
 INTRA = {
     "pcie3": Link(126.0, "assumed: 16 lanes of 8 GT/s", 12.0),
     "pcie4": Link(252.0, "assumed: 16 lanes of 16 GT/s", 24.0),
-    "pcie5": Link(504.0, "assumed: 16 lanes of 32 GT/s", 48.0),
     "nvlink1": Link(640.0, "assumed: P100, 4 links of 20 GB/s each way", 72.0),
     "nvlink2": Link(1200.0, "assumed: V100, 6 links of 25 GB/s each way", 120.0),
     "nvlink3": Link(2400.0, "assumed: A100, 12 links of 25 GB/s each way", 235.0),
@@ -187,7 +184,6 @@ INTER = {
     "hdr-x8": Link(1600.0, "[S] 8 HDR per node, as in NVIDIA's DGX A100", nics=8),
     "ndr": Link(400.0, "assumed: one InfiniBand NDR or 400 Gbit/s Ethernet per node"),
     "ndr-x8": Link(3200.0, "assumed: 8 InfiniBand NDR per node", nics=8),
-    "slingshot-x4": Link(800.0, "assumed: 4 Slingshot of 200 Gbit/s per node", nics=4),
 }
 
 

@@ -20,7 +20,7 @@ from ..schema.recipe import Recipe
 from ..training.build import build_plan, memory_counter
 from ..training.data import is_url, open_split
 from ..training.timeline import Timeline, timeline_of
-from ..training.watch.memory import Memory, MemoryCounter
+from ..training.watch.memory import Memory
 from .division import fit
 from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA
 from .scaling import Setting, setting
@@ -37,8 +37,7 @@ _START_SECONDS = 0.5  # of an evaluation and of a checkpoint
 
 
 class Rates(NamedTuple):
-    """What may be otherwise: factors on the throughput of a GPU, on that predicted of several, and
-    on the time of evaluations and checkpoints."""
+    """Factors on a GPU's throughput, on that predicted of several, and on the time besides."""
 
     speed: float = 1.0
     kept: float = 1.0
@@ -104,11 +103,8 @@ class Point:
 
     @property
     def between(self) -> tuple[float, float]:
-        """Shortest and longest time to train, in seconds, if all assumptions may be otherwise.
-
-        The assumptions are independent: logarithms of what each changes add as squares.
-        """
-        total = self.times.total
+        """Shortest and longest time to train, in seconds, if all assumptions may be otherwise."""
+        total = self.times.total  # independent: logarithms of what each changes add as squares
         shorter = math.hypot(*(math.log(one.low / total) for one in self.assumptions))
         longer = math.hypot(*(math.log(one.high / total) for one in self.assumptions))
         return total * math.exp(-shorter), total * math.exp(longer)
@@ -116,8 +112,7 @@ class Point:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plans for all numbers of GPUs, and what they share: lengths of the run, what efficiencies
-    are relative to, and one line for each input with its source."""
+    """The plans for all numbers of GPUs, and what they share; ``inputs`` have their sources."""
 
     name: str
     gpu: str | None
@@ -134,11 +129,7 @@ class RunPlan:
 def plan_run(
     loaded: Loaded, gpus: Sequence[int], *, price: float | None = None, **options: Any
 ) -> RunPlan:
-    """Plan a run on each of some numbers of GPUs, ascending.
-
-    ``price`` is that of an hour of one GPU, and ``options`` are those of
-    :func:`~.scaling.setting`: ``gpu``, ``links``, ``gpus_per_node``, ``measured``, ``fitted``.
-    """
+    """Plan a run on ascending numbers of GPUs, at a price per GPU and hour."""
     recipe, preset = loaded.recipe, gpu_named(options.get("gpu"))
     classes, validation, source = _data(recipe)
     images, where = image_count(recipe)
@@ -157,7 +148,15 @@ def plan_run(
         check_batch_norm(fitted, counter.model, timeline.phases, n)
         run = _Run(fitted, timeline, common, validation, counter.checkpoint_bytes(precision, n))
         times = run.times(Rates())
-        memory = _memory(counter, timeline, precision, n)
+        each_stage = (
+            counter.count(
+                *(precision, phase.micro_batch_size, phase.image_size),
+                ranks=n,
+                accumulation=phase.accumulation(n),
+            )
+            for phase in timeline.phases
+        )
+        memory = max(each_stage, key=lambda memory: memory.peak)
         if preset and memory.peak > 1e9 * preset.memory_gb:
             notices += (
                 f"{n:,} GPUs: {memory.peak / 1e9:.1f} GB with micro_batch_size="
@@ -308,21 +307,6 @@ class _Run:
             for name, text, short, long in found
         )
         return tuple(sorted(effects, key=lambda one: one.low - one.high))
-
-
-def _memory(counter: MemoryCounter, timeline: Timeline, precision: str, gpus: int) -> Memory:
-    """Memory of the stage that needs most."""
-    each = (
-        counter.count(
-            precision,
-            phase.micro_batch_size,
-            phase.image_size,
-            ranks=gpus,
-            accumulation=phase.accumulation(gpus),
-        )
-        for phase in timeline.phases
-    )
-    return max(each, key=lambda memory: memory.peak)
 
 
 def _statistics(recipe: Recipe, model: nn.Module, timeline: Timeline, gpus: int) -> int | None:

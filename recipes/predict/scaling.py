@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from ...amp import OPT_LEVELS, PRECISIONS
 from ...comm import (
@@ -28,6 +26,7 @@ from ..errors import RecipeError
 from ..models.build import build_model
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
+from ..tables import console, table
 from .presets import (
     INTER,
     INTRA,
@@ -44,9 +43,7 @@ _SMALLEST_GPUS = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """What clusters of any size share: the step of one GPU with ``images``, its time by the number
-    of images, the nodes, and the links, fitted ones or as NCCL sees them; with the source of each.
-    """
+    """What clusters of any size share, with the source of each; ``images`` are per GPU."""
 
     title: str
     profile: Profile
@@ -83,10 +80,7 @@ class Setting:
         return images_per_second / self.speed.best.per_gpu
 
     def between(self, gpus: int, efficiency: float) -> tuple[float, float]:
-        """Smallest and largest share of a predicted throughput that published runs reached.
-
-        On more GPUs than were measured; and none is taken to scale better than ideally.
-        """
+        """Smallest and largest share of a predicted throughput that published runs reached."""
         if gpus <= self.speed.best.gpus:
             return 1.0, 1.0
         low, high = PUBLISHED_OVER_PREDICTED
@@ -123,13 +117,7 @@ def setting(
     fitted: Path | None = None,
     alone: bool = False,
 ) -> Setting:
-    """Collect what clusters share from a recipe and the options of the command line.
-
-    ``images_per_gpu`` is the recipe's ``micro_batch_size`` by default, the nodes and links are
-    those of the GPU preset, and ``fitted`` is a file of ``largebatch comm tune`` in place of links.
-    ``bus_gbytes`` is the bus bandwidth between nodes in 10^9 bytes per second. Single GPUs
-    ``alone`` need no links.
-    """
+    """Collect what clusters share from a recipe and the options of the command line."""
     recipe, preset = loaded.recipe, gpu_named(gpu)
     images = images_per_gpu or recipe.micro_batch_size
     if images is None:
@@ -138,7 +126,7 @@ def setting(
             "GPU and step"
         )
     speed = find_speed(recipe, gpu, measured)
-    profile = _profile(recipe, speed.step.seconds(images))
+    profile = step_profile(recipe, speed.step.seconds(images))
     tuned, nccl, sources = (None, None, ()) if alone else _links(preset, links, bus_gbytes, fitted)
     title = f"{recipe.model.name}, {images} images per GPU"
     return Setting(
@@ -160,7 +148,8 @@ def setting(
     )
 
 
-def _profile(recipe: Recipe, seconds: float) -> Profile:
+def step_profile(recipe: Recipe, seconds: float) -> Profile:
+    """The layers of a recipe's model, whose step on one GPU takes some seconds."""
     # Initial values do not change the time: a model without residual blocks is welcome too.
     wanted = recipe.model.model_copy(update={"zero_init_last_norm": False})
     size = recipe.data.image_size
@@ -233,10 +222,7 @@ def _links(
 
 
 def sweep(common: Setting, gpus: int, plan: Plan | None = None) -> list[Point]:
-    """Predict clusters of 8, 16, 32, … and finally ``gpus`` GPUs.
-
-    ``plan`` is that of all of them, by default DDP's, the back end's own all-reduce.
-    """
+    """Predict clusters of 8, 16, 32, … and ``gpus`` GPUs, by default with DDP's all-reduce."""
     if gpus < 2:
         raise RecipeError(f"--gpus: {gpus} needs no all-reduce; valid: 2 or more")
     sizes = [_SMALLEST_GPUS * 2**power for power in range(gpus.bit_length())]
@@ -280,23 +266,18 @@ def _values(common: Setting, gpus: int, step: Simulation) -> dict[str, Any]:
 
 def print_summary(common: Setting, points: list[Point]) -> None:
     """Print the inputs and a table with one row per cluster size."""
-    table = Table(box=None, pad_edge=False)
-    columns = ["GPUs", "step (ms)", "exposed", "waiting", "images/s", "efficiency", "range"]
-    for column in columns:
-        table.add_column(column, justify="right")
+    columns = ("GPUs", "step (ms)", "exposed", "waiting", "images/s", "efficiency", "range")
+    rows = table(*columns, words=None)
     for one in points:
         found = _values(common, one.gpus, one.step)
         low, high = found["efficiency_between"]
-        table.add_row(
+        rows.add_row(
             f"{one.gpus:,}",
             *(f"{1e3 * found[f'{key}_seconds']:.1f}" for key in ("step", "exposed", "waiting")),
             f"{found['images_per_second']:,.0f}",
             f"{found['efficiency']:.0%}",
             f"{low:.0%} to {high:.0%}",
         )
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160  # do not wrap lines in a file or a pipe
     compute = f"{1e3 * common.profile.compute_seconds:.1f} ms without communication"
     lines = [f"{common.title}: {compute}, {common.profile.size_bytes / 1e6:.1f} MB of gradients"]
     lines += [f"  {line}" for line in common.inputs]
@@ -307,5 +288,6 @@ def print_summary(common: Setting, points: list[Point]) -> None:
         f"  range: {PUBLISHED_RUNS} published runs reached {low:.2f} to {high:.2f} times what is "
         "predicted",
     ]
-    console.print("\n".join(lines), markup=False)
-    console.print(table)
+    out = console()
+    out.print("\n".join(lines), markup=False)
+    out.print(rows)

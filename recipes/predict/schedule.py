@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from ...lars import Span
 from ...pipeline import without_query
 from ..errors import RecipeError
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
+from ..tables import console, table
 from ..training.data import is_url, open_split
 from ..training.timeline import LearningRates, Timeline, learning_rates, timeline_of
 
@@ -21,8 +19,7 @@ _POINTS = 2000  # of the plotted line, more than the pixels of its width
 
 @dataclass(frozen=True)
 class Outline:
-    """A recipe's schedule: its name, images per epoch with their source, lines on how the learning
-    rate was scaled, its steps and rates, and the label of each key step, ascending."""
+    """A recipe's schedule; ``points`` are the labels of its key steps, ascending."""
 
     name: str
     images: str
@@ -83,15 +80,12 @@ def image_count(recipe: Recipe) -> tuple[int, str]:
 
 def print_summary(outline: Outline) -> None:
     """Print the lengths of the run and a table of the schedule's key points."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for column in ("step", "epoch", "learning rate"):
-        table.add_column(column, justify="right")
+    rows = table("", "step", "epoch", "learning rate")
     timeline = outline.timeline
     for step, name in outline.points.items():
-        table.add_row(name, f"{step:,}", f"{timeline.epoch(step):.2f}", f"{outline.lr(step):.6g}")
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(
+        rows.add_row(name, f"{step:,}", f"{timeline.epoch(step):.2f}", f"{outline.lr(step):.6g}")
+    out = console()
+    out.print(
         f"{outline.name}: {outline.images}, batch {_batches(timeline)}, "
         f"{timeline.steps_per_epoch:.2f} steps per epoch{' at first' * timeline.changes_batch}, "
         f"{timeline.total_steps:,} steps",
@@ -99,7 +93,7 @@ def print_summary(outline: Outline) -> None:
         sep="\n",
         markup=False,
     )
-    console.print(table)
+    out.print(rows)
 
 
 def _batches(timeline: Timeline) -> str:

@@ -45,11 +45,7 @@ def gpu_named(name: str | None) -> Gpu | None:
 
 
 def find_speed(recipe: Recipe, gpu: str | None, measured: str | None) -> Speed:
-    """Return the time of a step from the preset ``gpu``, or as it was ``measured``.
-
-    That is one or two throughputs, ``[GPUSx]IMAGES:RATE``. With one, the time per step that does
-    not shrink with the images is the preset's.
-    """
+    """The time of a step from a preset, or ``measured`` as ``[GPUSx]IMAGES:RATE``, one or two."""
     preset, model, size = gpu_named(gpu), recipe.model.name, recipe.data.image_size
     fits = (model, size) == (MODEL, IMAGE_SIZE)
     if measured is not None:

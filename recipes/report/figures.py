@@ -66,11 +66,7 @@ class Chart(NamedTuple):
 
 
 def charts(groups: Sequence[Group]) -> list[Chart]:
-    """Return the charts of some runs that have curves.
-
-    A single run's chart has a curve for each split. Of several runs there is a chart for each
-    split, with a series for each group.
-    """
+    """The charts that have curves: of one run with both splits, of several each split apart."""
     runs = [(group.name, name, run) for group in groups for name, run in group.runs.items()]
     single = len(runs) == 1
     found = []
@@ -146,11 +142,7 @@ def _value(line: Line, key: str) -> float | None:
 
 
 def thinned(values: Sequence[float | None]) -> list[int]:
-    """Return the indices of the points of a curve to draw, ascending.
-
-    Of each of equal parts of a long curve they are the first point, the least and the greatest, and
-    of all the last. So a single spike stays visible.
-    """
+    """Indices of the points to draw: both ends, and least and greatest of each equal part."""
     count = len(values)
     found = {count - 1} if count else set()
     for part in np.array_split(np.arange(count), min(count, _PARTS)) if count else ():

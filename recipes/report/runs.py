@@ -73,10 +73,7 @@ _ALWAYS = {"input_seconds", "forward_seconds", "backward_seconds", "optimizer_se
 
 @dataclass(frozen=True)
 class Run:
-    """A run: how it goes or ended, its metrics, and its recipe as text.
-
-    ``keys`` are those of the recipe, dotted, that training depends on, but for the seed.
-    """
+    """A run; ``keys`` are the recipe's, dotted, that training depends on, without the seed."""
 
     folder: str
     outcome: Outcome
@@ -87,10 +84,7 @@ class Run:
     recipe_text: str
 
     def positions(self, lines: Sequence[Line]) -> dict[str, list[float]]:
-        """Where some lines lie by axis of :data:`AXES`; empty where the run did not record it.
-
-        Images and seconds are those of its training, without evaluations.
-        """
+        """Where lines of its training lie by axis of :data:`AXES`; empty if not recorded."""
         steps = [line["step"] for line in lines]
         found = {"steps": steps, "epochs": [line["epoch"] for line in lines]}
         train = self.metrics.train
@@ -120,13 +114,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe.
-
-    Attributes:
-        name: What sets it apart from the other groups.
-        runs: The runs, each by the one name that it has on a page: the group's, and where the
-            group has several, the seed.
-    """
+    """Runs of one recipe by their names on the page; ``name`` sets it apart from other groups."""
 
     name: str
     runs: dict[str, Run]

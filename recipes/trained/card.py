@@ -42,11 +42,7 @@ class _Code(str):
 
 
 def accuracy_of(trained: Trained) -> Accuracy | None:
-    """The run's own evaluation of these weights; None if it made none at their step.
-
-    That of ``weights.pt`` is in the summary, which is written with it. The metrics may have gone on
-    since.
-    """
+    """The run's own evaluation of these weights; None if it made none at their step."""
     about, step, prefix = trained.about, trained.step, "ema_" if trained.ema else ""
     if trained.run_dir is None or step is None:
         return None

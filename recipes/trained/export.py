@@ -40,10 +40,7 @@ def check(target: str, model: str, out: Path) -> Target:
 
 
 def export(trained: Trained, target: Target, out: Path) -> str:
-    """Export weights, and check that what was written gives the outputs of the model.
-
-    The files of ``out`` appear when all are complete. Returns what was checked: a line to show.
-    """
+    """Export and check weights, all files at once; returns what was checked: a line to show."""
     model = trained.build()
     recipe = trained.loaded.recipe
     with _written(out) as folder:
@@ -125,8 +122,7 @@ def _written(out: Path) -> Iterator[Path]:
     """Context manager that gives a folder beside ``out``, whose files then go there."""
     out = out.resolve()  # such as ``.``, which has no name
     try:
-        if not out.parent.exists():
-            out.parent.mkdir(parents=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         # A folder of its own for each export, as several may be written at once.
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
             yield Path(partial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,8 +15,6 @@ from torch import nn
 from ..errors import RecipeError
 from .source import one_line, random_images
 
-#: A file of ONNX is a Protocol Buffers message, of at most 2 GiB; larger weights are put beside it.
-_LARGEST_FILE_BYTES = 1.9 * 2**30
 #: The largest difference of outputs that different kernels may make, relative to the largest
 #: output: rounding in FP32 is about 1e-6 after tens of layers, a wrong layer far above this.
 _TOLERANCE = 1e-3
@@ -33,27 +31,15 @@ def check_packages() -> None:
 
 
 def write_onnx(model: nn.Module, size: int, path: Path) -> str:
-    """Write a model with an open batch size, and compare it with torch on random images.
-
-    The input ``images`` is FP32 of shape ``[batch, 3, size, size]``, normalized; the output
-    ``logits`` has shape ``[batch, classes]``.
-
-    The model is in FP32 on the CPU, for evaluation, and ``size`` in pixels. Returns how well the
-    outputs agree, in one line.
-    """
+    """Write a model, FP32 on the CPU, with an open batch size; returns how well outputs agree."""
     import onnxruntime
 
-    stored = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     images = random_images(3, size)  # other than the example, as the batch size is open
     disabled, doing = logging.root.manager.disable, "onnx cannot hold the model"
     try:
         # What the exporter logs and prints is about its own code.
         logging.disable(logging.WARNING)
-        with (
-            warnings.catch_warnings(action="ignore"),
-            redirect_stdout(io.StringIO()),
-            redirect_stderr(io.StringIO()),
-        ):
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
             torch.onnx.export(
                 model,
                 (random_images(2, size),),
@@ -61,7 +47,7 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
                 input_names=["images"],
                 output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-                external_data=stored > _LARGEST_FILE_BYTES,
+                external_data=False,
                 dynamo=True,
                 verbose=False,
             )
@@ -79,8 +65,7 @@ def write_onnx(model: nn.Module, size: int, path: Path) -> str:
         logging.disable(disabled)
     with torch.no_grad():
         expected = model(images)
-    difference = (torch.from_numpy(found) - expected).abs().max().item()
-    largest = expected.abs().max().item()
+    difference, largest = (torch.from_numpy(found) - expected).abs().max(), expected.abs().max()
     told = f"by at most {difference:.1g} for 3 random images, the largest being {largest:.2g}"
     if not difference <= _TOLERANCE * largest:
         raise RecipeError(f"--to: outputs in ONNX Runtime differ {told}; valid: safetensors")

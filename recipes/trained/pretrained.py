@@ -19,25 +19,13 @@ from ..schema.load import load_content
 from .source import KEY, Trained, open_trained
 
 
-def open_weights(
-    path: Path,
-    overrides: Iterable[str] = (),
-    *,
-    recipe: str | None = None,
-    ema: bool = False,
-    trust_code: bool = False,
-) -> Trained:
-    """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``.
-
-    Those have a recipe of their own, ``overrides`` apply to it, and they are downloaded into the
-    cache of huggingface_hub unless they are there already.
-    """
+def open_weights(path: Path, overrides: Iterable[str] = (), **options: Any) -> Trained:
+    """Read weights as :func:`open_trained` does, or the published ones of ``timm:NAME``."""
     if not str(path).startswith(TIMM):
-        return open_trained(path, overrides, recipe=recipe, ema=ema, trust_code=trust_code)
-    if recipe is not None or ema:
+        return open_trained(path, overrides, **options)
+    if given := [name for name in ("ema", "recipe") if options.get(name)]:
         raise RecipeError(
-            f"{'--ema' if ema else '--recipe'}: not for {path}, which has settings and weights of "
-            "its own"
+            f"--{given[0]}: not for {path}, which has settings and weights of its own"
         )
     return _published(str(path).removeprefix(TIMM), overrides)
 

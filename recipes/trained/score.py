@@ -17,7 +17,7 @@ from ..errors import RecipeError
 from ..models.build import check_image_size
 from ..ranks import Job
 from ..schema.recipe import Recipe
-from ..training.build import build_precision, named_precision
+from ..training.build import build_precision
 from ..training.data import build_loader, build_sources, is_url, open_split
 from ..training.device import device_settings
 from ..training.evaluate import evaluate
@@ -36,34 +36,31 @@ class Score:
     loss: float  # mean cross-entropy, without label smoothing
     images: int  # that were evaluated
     skipped_images: int  # that could not be used
-    data: str  # the images, in words
-    image_size: int  # height and width, in pixels
-    eval_resize: int  # length of the shorter side before the central crop, in pixels
-    eval_interpolation: str
     precision: str
     device: str
     backend: str  # decoder of images
     left_out: str = ""  # a line about images that are there and not in the data
 
     def as_json(self, trained: Trained) -> dict[str, Any]:
-        """The score and the weights that it is of, as JSON can hold it."""
+        """The score with its weights and images, as JSON can hold it; sizes are in pixels."""
+        recipe = trained.loaded.recipe
         return {
             "weights": str(trained.source),
             "ema": trained.ema,
             "recipe": trained.name,
-            "model": trained.loaded.recipe.model.name,
+            "model": recipe.model.name,
             "step": trained.step,
+            "data": data_in_words(recipe),
+            "image_size": recipe.eval_size,
+            "eval_resize": recipe.data.eval_resize,
+            "eval_interpolation": recipe.data.eval_interpolation,
             **vars(self),
             "loss": self.loss if math.isfinite(self.loss) else None,
         }
 
 
 def wilson(percent: float, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of ``count`` images, both in percent.
-
-    It covers which images were drawn, not which seed the training had, and holds near 0 and 100 %
-    too (Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference").
-    """
+    """The 95 % interval of a share of ``count`` images, in percent, by Wilson 1927."""
     from scipy.stats import binomtest  # takes a second to import
 
     found = binomtest(round(percent / 100 * count), count).proportion_ci(0.95, "wilson")
@@ -71,10 +68,7 @@ def wilson(percent: float, count: int) -> tuple[float, float]:
 
 
 def for_evaluation(overrides: Sequence[str]) -> list[str]:
-    """The overrides with which to load a recipe, so that micro-batches of any size are valid.
-
-    ``batch_size`` has no part in an evaluation.
-    """
+    """Overrides without ``batch_size``, so that micro-batches of any size are valid."""
     pairs = [override.partition("=") for override in overrides]
     micro = [value for key, _, value in pairs if key.strip() == "micro_batch_size"]
     kept = ["".join(pair) for pair in pairs if pair[0].strip() != "batch_size"]
@@ -82,11 +76,8 @@ def for_evaluation(overrides: Sequence[str]) -> list[str]:
 
 
 def score(trained: Trained, job: Job) -> Score:
-    """Evaluate weights on the validation images of their recipe; a collective.
-
-    With the recipe as it is, the result is that of the run's own evaluation of these weights.
-    """
-    recipe = _with_batches(trained, job)
+    """Evaluate weights on their recipe's validation images, as their run did; a collective."""
+    recipe = _as_trained(trained, job)
     with job.raise_on_all_ranks():
         left_out = LeftOut()
         source = validation_source(recipe, left_out)
@@ -99,11 +90,7 @@ def score(trained: Trained, job: Job) -> Score:
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)
     with settings.applied():
-        name = trained.precision if recipe.precision == "auto" else recipe.precision
-        if name is None:
-            precision = build_precision(recipe, job, model, loader)
-        else:
-            precision = named_precision(recipe, name, job)
+        precision = build_precision(recipe, job, model, loader)
         values = evaluate(precision.convert(model), loader, precision, job)
     skipped = sum(job.gather(loader.left_out))
     images = len(source) - skipped
@@ -114,10 +101,6 @@ def score(trained: Trained, job: Job) -> Score:
         loss=values["loss"],
         images=images,
         skipped_images=skipped,
-        data=data_in_words(recipe),
-        image_size=recipe.eval_size,
-        eval_resize=recipe.data.eval_resize,
-        eval_interpolation=recipe.data.eval_interpolation,
         precision=precision.name,
         device=job.device.type,
         backend=loader.backend,
@@ -125,21 +108,20 @@ def score(trained: Trained, job: Job) -> Score:
     )
 
 
-def _with_batches(trained: Trained, job: Job) -> Recipe:
-    """The recipe, with as many images in a forward pass as the run had on such a device."""
+def _as_trained(trained: Trained, job: Job) -> Recipe:
+    """The recipe with the precision of the run, and its images per forward pass if they fit."""
     recipe = trained.loaded.recipe
     same_device = trained.about.get("device") == job.device.type  # else they may not fit
     recorded = trained.about.get("micro_batch_size") if same_device else None
     micro = recipe.micro_batch_size or recorded or min(recipe.batch_size, _MOST_IMAGES)
-    sizes = {"batch_size": micro * job.world_size, "micro_batch_size": micro}
-    return recipe.model_copy(update={**sizes, "evaluate_every": Span(1, "ep")})
+    same = {"batch_size": micro * job.world_size, "micro_batch_size": micro}
+    if recipe.precision == "auto":
+        same["precision"] = trained.precision or "auto"
+    return recipe.model_copy(update={**same, "evaluate_every": Span(1, "ep")})
 
 
 def validation_source(recipe: Recipe, on_fault: OnFault | None = None) -> Source:
-    """The images that a recipe evaluates; a folder with ``val`` alone is enough.
-
-    ``on_fault`` is called with each fault of the data.
-    """
+    """The images that a recipe evaluates; a folder with ``val`` alone is enough."""
     data, folder = recipe.data, Path(recipe.data.path or "")
     if data.source != "synthetic" and not is_url(data.path or "") and not folder.is_dir():
         raise RecipeError(f"data.path: no folder {data.path}; valid: one with val/, or a URL")
@@ -163,10 +145,7 @@ def data_in_words(recipe: Recipe) -> str:
 
 
 def check_fit(trained: Trained, model: nn.Module, recipe: Recipe, source: Source) -> None:
-    """Check that a model takes images of this size, and has learnt their classes in their order.
-
-    The classes of random images and of shards that store no names have numbers only.
-    """
+    """Check that a model takes images of this size, and learnt their classes in their order."""
     size, data = recipe.eval_size, recipe.data
     try:
         with torch.no_grad():

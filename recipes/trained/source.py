@@ -112,11 +112,7 @@ def open_trained(
     ema: bool = False,
     trust_code: bool = False,
 ) -> Trained:
-    """Read weights from where ``init.from`` takes them, and load their recipe.
-
-    By default that is the one beside them, from which a model by dotted path is imported only with
-    ``trust_code``. ``ema`` reads the moving average of the run's weights.
-    """
+    """Read weights and their recipe; its code is imported only with ``trust_code``."""
     if ema and path.is_file():
         raise RecipeError(
             f"--ema: {path} is a file; valid: the folder of a run or checkpoint, or the file of "

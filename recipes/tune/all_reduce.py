@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 
 from ...comm import (
     SUM_DTYPES,
@@ -26,15 +24,14 @@ from ...comm import (
     Profile,
     Topology,
     Tuned,
-    estimate_profile,
     order_launches,
     tune,
 )
 from ..errors import RecipeError
-from ..models.build import build_model
-from ..predict.scaling import gradient_dtype
+from ..predict.scaling import step_profile
 from ..ranks import group_destroyed
 from ..schema.load import load
+from ..tables import console, table
 from ..words import binary_size, describe_rule
 
 _TIMEOUT = timedelta(seconds=300)
@@ -116,40 +113,25 @@ def _profile(recipe: str, images_per_second: float) -> Profile:
         raise RecipeError(
             f"--recipe: {recipe} has no micro_batch_size; valid: a recipe that has one"
         )
-    with torch.device("meta"):
-        model = build_model(found.model, found.data.classes)
-        images = torch.empty(2, 3, found.data.image_size, found.data.image_size)
-    return estimate_profile(
-        model,
-        [images],
-        found.micro_batch_size / images_per_second,
-        gradient_dtype=gradient_dtype(found),
-    )
+    return step_profile(found, found.micro_batch_size / images_per_second)
 
 
 def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
-    """Print the measurements, the fitted links and the plan.
-
-    ``for_model`` says that the fusion threshold was chosen for the model of a recipe.
-    """
+    """Print measurements, links and plan; ``for_model``: the threshold was chosen for a model."""
     plan = tuned.plan
     sizes = sorted({m.size_bytes for m in tuned.measurements})
     times = {(m.size_bytes, m.rule): m.median_seconds for m in tuned.measurements}
-    table = Table(box=None, pad_edge=False, title="all-reduce time on the slowest rank, median, ms")
-    table.add_column("* the plan's choice")
-    for size in sizes:
-        table.add_column(binary_size(size), justify="right")
+    title = "all-reduce time on the slowest rank, median, ms"
+    found = table("* the plan's choice", *map(binary_size, sizes), title=title)
     for rule in dict.fromkeys(m.rule for m in tuned.measurements):
         cells = []
         for size in sizes:
             text = f"{1e3 * times[size, rule]:.3g}" if (size, rule) in times else ""
             chosen = describe_rule(plan.rule_for(size)) == describe_rule(rule)
             cells.append(f"[bold]{text}*[/bold]" if chosen else text)
-        table.add_row(describe_rule(rule), *cells)
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160
-    console.print(table)
+        found.add_row(describe_rule(rule), *cells)
+    out = console()
+    out.print(found)
     reason = "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
     if tuned.final is not None:
         reason = "of the plan that won the race"
@@ -166,7 +148,7 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
         lines.append(f"plan: {limit}: {describe_rule(rule)}")
     lines.append(f"plan: fusion threshold {binary_size(plan.fusion_threshold_bytes)}: {reason}")
     for line in lines:
-        console.print(line, markup=False)
+        out.print(line, markup=False)
 
 
 def describe_race(final: Final) -> list[str]:
@@ -210,16 +192,14 @@ def draw(tuned: Tuned, out: Path) -> None:
 
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes = figure.subplots()
-    times = {(m.size_bytes, m.rule): 1e3 * m.median_seconds for m in tuned.measurements}
-    sizes = sorted({size for size, _ in times})
-    for index, rule in enumerate(dict.fromkeys(rule for _, rule in times)):
-        own = [(size, times[size, rule]) for size in sizes if (size, rule) in times]
+    measured, sizes = tuned.measurements, sorted({m.size_bytes for m in tuned.measurements})
+    for index, rule in enumerate(dict.fromkeys(m.rule for m in measured)):
+        own = sorted((m.size_bytes, 1e3 * m.median_seconds) for m in measured if m.rule == rule)
         look = f"C{index % 10}" + ".sDv"[index // 10 % 4] + (":" if rule.wire_dtype else "-")
         axes.plot(*zip(*own, strict=True), look, ms=5, label=describe_rule(rule))
-    words = {(size, describe_rule(rule)): seconds for (size, rule), seconds in times.items()}
-    picks = [(size, describe_rule(tuned.plan.rule_for(size))) for size in sizes]
-    best = [(size, words[size, rule]) for size, rule in picks if (size, rule) in words]
-    axes.plot(*zip(*best, strict=True), "ko", ms=11, mfc="none", label="the plan's choice")
+    for m in measured:
+        if describe_rule(tuned.plan.rule_for(m.size_bytes)) == describe_rule(m.rule):
+            axes.plot(m.size_bytes, 1e3 * m.median_seconds, "ko", ms=11, mfc="none")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [binary_size(size) for size in sizes], rotation=45)
@@ -227,7 +207,8 @@ def draw(tuned: Tuned, out: Path) -> None:
     axes.set_ylabel("median time on the slowest rank (ms)")
     nodes = " + ".join(str(len(node)) for node in tuned.cluster.topology.nodes)
     title = f"All-reduce on {len(tuned.cluster.topology.nodes)} nodes with {nodes} ranks"
-    axes.set_title("\n".join([title, *describe_links(tuned.links)]), fontsize=9)
+    lines = [f"{title}; circles: the plan's choices", *describe_links(tuned.links)]
+    axes.set_title("\n".join(lines), fontsize=9)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
     try:

@@ -11,24 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from ...amp import INITIAL_LOSS_SCALE, LOSS_SCALE_HEADROOM, UnderflowReport, underflow_report
 from ..errors import RecipeError
 from ..ranks import Job, device_of
 from ..schema.load import load, override
 from ..schema.recipe import Recipe
+from ..tables import console, table
 from ..training.folder import checkpoint
 from ..training.trainer import Trainer
 
 
 def tune_precision(recipe: str, overrides: Sequence[str], steps: int) -> None:
-    """Train a recipe for several updates in FP32 on this process, and print the underflow.
-
-    The run itself is not kept. With ``resume=PATH`` among the overrides, it starts from that
-    checkpoint.
-    """
+    """Train for several updates in FP32 on this process, and print the underflow; keeps no run."""
     asked = load(recipe, overrides)
     with tempfile.TemporaryDirectory() as folder:
         loaded = load(recipe, [*overrides, *_only(steps, asked.recipe, Path(folder) / "run")])
@@ -63,29 +58,24 @@ def _print(name: str, report: UnderflowReport, scale: str | float) -> None:
     """Print a table by layer, and the loss scale to use in place of the recipe's."""
     dynamic, best = scale in ("auto", "dynamic"), report.best_loss_scale
     present = INITIAL_LOSS_SCALE if dynamic else 1.0 if scale == "none" else float(scale)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("layer")
     scaled = (f"at {present:g}\n(present)", f"at {best:g}\n(best)")
     updates = ("updates\nflushed", "lost in FP16\nweights")
-    for column in ("gradients flushed\nunscaled", *scaled, *updates):
-        table.add_column(column, justify="right")
+    found = table("layer", "gradients flushed\nunscaled", *scaled, *updates)
     for layer in (*report.layers, report.total):
         shares = [layer.gradients_flushed(scale) for scale in (1.0, present, best)]
         shares += [layer.updates_flushed, layer.updates_lost]
-        table.add_row(layer.name, *(f"{share:.2%}" for share in shares))
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 120
-    console.print(
+        found.add_row(layer.name, *(f"{share:.2%}" for share in shares))
+    out = console(120)
+    out.print(
         f"{name}, {report.steps} steps in FP32: fraction of the values of each layer, of "
         "its parameters and its output, that FP16 would flush to zero",
         markup=False,
     )
-    console.print(table)
+    out.print(found)
     start = " (initially, dynamic)" if dynamic else ""
-    console.print(
+    out.print(
         f"largest gradient: {report.largest_gradient:.3g}; present loss scale: {present:g}"
         f"{start}; largest loss scale with headroom to overflow (a factor of "
         f"{LOSS_SCALE_HEADROOM:g}): {report.largest_loss_scale:g}"
     )
-    console.print(f"loss scale to use: loss_scale={best:g}")
+    out.print(f"loss scale to use: loss_scale={best:g}")

@@ -73,11 +73,7 @@ def measure(
     run_dir: Path,
     watch: Watch | None = None,
 ) -> Outcome:
-    """Train a recipe on the ranks of a job and return what it measured; collective.
-
-    The overrides should set ``data.holdout`` (see :func:`held_out`), or leave evaluation out. The
-    run writes into ``run_dir``. ``watch`` is called on rank 0 while the run goes on.
-    """
+    """Train on the ranks of a job, into ``run_dir``; ``watch`` is called on rank 0; collective."""
     start = time.monotonic()
     loaded = load(recipe, [*overrides, *PLAIN, override("run_dir", str(run_dir))])
     recorder = _Recorder(watch)
@@ -128,10 +124,7 @@ LENGTHS = ("schedule", "stages", "stop_after")
 
 
 def relative_lengths(recipe: Recipe, timeline: Timeline) -> dict[str, Any]:
-    """Return the values of :data:`LENGTHS` with each length as a share of the run, at most all.
-
-    A run of the recipe with these values and other ``epochs`` has all lengths in proportion.
-    """
+    """Values of :data:`LENGTHS` as shares of the run, in proportion for any ``epochs``."""
 
     def part(span: Span) -> Span:
         return of_run(share_of(span, recipe, timeline))

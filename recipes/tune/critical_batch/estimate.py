@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import Loaded
@@ -47,24 +45,9 @@ class Estimate:
     epochs: float  # of the target run, the smallest batch
     batches: tuple[int, ...]  # that were to be measured
     records: tuple[Record, ...]  # of the runs that ended
-    near: tuple[Record, ...]  # those that count: they finished near the target
     left_out: int  # runs for which the time did not suffice
     critical: CriticalBatch | None  # None if the runs do not tell it
     why: str = ""  # they do not
-
-    @property
-    def target_loss(self) -> float | None:
-        """The loss of the target run above the lowest that is possible; None if unknown.
-
-        It is that of the smallest batch on a line of log loss over log epochs, if that falls.
-        """
-        own = [r for r in self.near if r.run.batch_size == min(self.batches)]
-        if len({r.trained for r in own}) < 2:
-            return None
-        slope, height = np.polyfit(
-            np.log([r.trained for r in own]), np.log([r.loss for r in own]), 1
-        )
-        return float(np.exp(slope * np.log(self.epochs) + height)) if slope < 0 else None
 
     def rows(self) -> list[Row]:
         """A row for each measured batch, and for one doubling beyond the largest."""
@@ -96,12 +79,7 @@ def estimate(
     minutes: float = 15.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Estimate:
-    """Estimate the epochs that a larger batch needs, on the ranks of a job; collective.
-
-    A folder ``out`` that holds runs of the same recipe is continued. No run is begun that would
-    not end within the ``minutes``. ``say`` is given a line about each run, on rank 0. The other
-    options are those of the command, with its defaults.
-    """
+    """Estimate the epochs that a larger batch needs, in a folder that may have runs; collective."""
     length = epochs or loaded.recipe.epochs
     with job.raise_on_all_ranks():
         base = Base.of(loaded, out, job.world_size, rule)
@@ -146,11 +124,9 @@ class Runner:
                 narrow = not isinstance(found, str) and found.high <= _NARROW * found.low
                 if repeat + 1 >= _FEWEST_SEEDS and narrow:
                     break
-        near = near_the_target(self.records, lengths)
-        found = self._fit(near)
-        critical, why = (None, found) if isinstance(found, str) else (found, "")
-        records = (tuple(self.records), tuple(near))
-        return Estimate(self.base, epochs, batches, *records, self.left_out, critical, why)
+        found = self._fit(near_the_target(self.records, lengths))
+        fitted = (None, found) if isinstance(found, str) else (found, "")
+        return Estimate(self.base, epochs, batches, tuple(self.records), self.left_out, *fitted)
 
     def make_all(self, runs: Sequence[Run]) -> bool:
         """Make those runs that have not been made; False once the time does not suffice."""
@@ -202,13 +178,8 @@ class Runner:
 
 
 def near_the_target(records: Sequence[Record], lengths: dict[int, float]) -> list[Record]:
-    """The runs that the critical batch is fitted to.
-
-    It grows while the loss falls, so that the runs near the target say what is asked. A larger
-    batch is first run as long as the target run, which leaves it above the target and tells how
-    much longer it needs. Once runs of that length have finished, they take the place of the first.
-    ``lengths`` are the epochs in which each batch size should reach the target.
-    """
+    """The runs to fit: a batch's first ones until those of its length in ``lengths`` finish."""
+    # The critical batch grows while the loss falls: runs that end near the target say most.
     finished, smallest = _finished(records), min(lengths)
     is_near = {r.run: r.run.epochs == length_of(lengths[r.run.batch_size]) for r in finished}
     known = {run.batch_size for run, near in is_near.items() if near and run.batch_size > smallest}

@@ -37,11 +37,7 @@ _POINTS = 1401  # of the grid over the critical batch, about 1 % apart
 
 @dataclass(frozen=True)
 class Observation:
-    """The loss that a run of a global batch size reached.
-
-    It is the training loss near its end, above the lowest that any prediction can have (with label
-    smoothing, the entropy of the smoothed labels): a quantity that falls to 0.
-    """
+    """The training loss near a run's end, above the lowest that any prediction can have."""
 
     batch_size: int
     epochs: float
@@ -69,10 +65,7 @@ class CriticalBatch:
         return math.isfinite(self.high) and self.high <= WIDEST * self.low
 
     def factor(self, batch_size: float, than: float) -> tuple[float, float, float]:
-        """Return E(batch_size) / E(than): the estimate, and the ends of its interval.
-
-        The interval also holds that of :attr:`by_root`.
-        """
+        """E(batch_size) / E(than) with the ends of its interval, which also holds by_root's."""
         estimate, *ends = (
             _ratio(batch_size, than, critical) ** self.exponent
             for critical in (self.batch_size, self.low, self.high)
@@ -92,12 +85,7 @@ def _ratio(batch_size: float, than: float, critical: float) -> float:
 def fit_losses(
     observations: Sequence[Observation], rule: str = "linear", exponent: float = 1.0
 ) -> CriticalBatch:
-    """Fit the critical batch to the losses of runs of several batches and lengths.
-
-    The logarithm of the loss is a polynomial of the logarithm of effective epochs, of degree 2
-    where there are at least three lengths and six runs, else of degree 1. ``rule`` is how the
-    learning rate followed the batch.
-    """
+    """Fit the critical batch to losses of runs whose rate followed the batch by ``rule``."""
     usable = [o for o in observations if math.isfinite(o.loss) and o.loss > 0]
     batches = {o.batch_size for o in usable}
     if len(batches) < 2:
@@ -140,11 +128,7 @@ def profile(
     sizes: NDArray[np.float64],
     freedom: int,
 ) -> CriticalBatch:
-    """Return the critical batch of least squares, with the interval of its profile likelihood.
-
-    ``residuals`` returns a row for each of an array of critical batches; ``sizes`` are the batch
-    sizes of the observations, of which ``freedom`` are beyond the number of fitted values.
-    """
+    """The critical batch of least squares, with the interval of its profile likelihood."""
     from scipy.stats import f
 
     low, high = float(sizes.min()) / 1e2, float(sizes.max()) * 1e4

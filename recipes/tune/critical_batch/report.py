@@ -9,10 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from ...errors import RecipeError
+from ...tables import console, table
 from .estimate import Estimate, Interval
 from .fit import WIDEST
 
@@ -43,7 +41,6 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
         "rule": base.rule,
         "epochs": estimate.epochs,
         "loss_floor": base.floor,
-        "target_loss": estimate.target_loss,
         "determined": critical is not None and critical.determined,
         "why": estimate.why,
         "critical_batch": critical and asdict(critical),
@@ -56,23 +53,18 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
 
 def print_summary(estimate: Estimate) -> None:
     """Print the critical batch and the table of what each batch needs."""
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 160  # do not wrap lines in a file or a pipe
+    out = console()
     for line in head(estimate):
-        console.print(line, markup=False)
+        out.print(line, markup=False)
     if not (rows := estimate.rows()):
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("batch", "epochs to the loss", "updates", "speed-up"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    found = table("batch", "epochs to the loss", "updates", "speed-up", "", words=4)
     for row in rows:
         beyond = f"predicted, {row.doublings:.2g} doubling{'s' * (row.doublings > 1)} beyond"
         cells = (f"{row.batch_size:,}", _text(row.epochs), f"{row.updates:,.0f}")
-        table.add_row(*cells, _text(row.speed_up), beyond if row.doublings > 0 else "measured")
-    console.print(table)
-    console.print(
+        found.add_row(*cells, _text(row.speed_up), beyond if row.doublings > 0 else "measured")
+    out.print(found)
+    out.print(
         "90 % intervals in brackets; the speed-up is that over the recipe's batch, "
         f"{estimate.base.recipe.batch_size:,}, by perfect GPUs in proportion to the batch",
         markup=False,
@@ -81,12 +73,11 @@ def print_summary(estimate: Estimate) -> None:
 
 def head(estimate: Estimate) -> list[str]:
     """Lines on what was measured, and the critical batch."""
-    base, records, target = estimate.base, estimate.records, estimate.target_loss
-    reached = f", which is {base.floor + target:.4f}" if target else ""
+    base, records = estimate.base, estimate.records
     diverged = {r.run.batch_size for r in records if r.status == "diverged"}
     lines = [
         f"{base.loaded.name}: epochs until the training loss at the end of a run is that of batch "
-        f"{min(estimate.batches):,} after {estimate.epochs:g} epochs{reached}",
+        f"{min(estimate.batches):,} after {estimate.epochs:g} epochs",
         f"{len(records)} runs of batches {_list(estimate.batches)} with the learning rate scaled "
         f"by {base.rule}, {sum(record.trained for record in records):.1f} epochs"
         + (f"; diverged: {_list(diverged)}" if diverged else ""),

@@ -63,12 +63,7 @@ class Record:
 
 
 def runs_of(lengths: Mapping[int, float], seed: int, *, first: bool = False) -> list[Run]:
-    """Each batch at its length, and the smallest at two lengths around it, shortest first.
-
-    The shortest come first so that the speed is known early. The smallest batch is run at its own
-    length, which is the target's, only by the first runs. The critical batch grows while the loss
-    falls, so that runs say most about a target if they end near it.
-    """
+    """Each batch at its length, and the smallest at two lengths around it, shortest first."""
     smallest = min(lengths)
     own = [(batch, epochs) for batch, epochs in lengths.items() if first or batch > smallest]
     own += [(smallest, lengths[smallest] * part) for part in AROUND]

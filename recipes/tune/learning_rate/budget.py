@@ -51,10 +51,7 @@ class Plan:
 
 
 def plan(budget: float, cost: Cost, total_steps: int, spent: float = 0.0) -> Plan:
-    """Fit the lengths of trials of a recipe of ``total_steps`` updates to a budget.
-
-    The budget, of which a part may have been ``spent`` already, is in the unit of ``cost``.
-    """
+    """Fit the lengths of trials to a budget, in the unit of ``cost``, part of which is spent."""
     shortest = min(1.0, UPDATES / total_steps)
     least = spent + (FEWEST + 3) * cost.of(shortest)
     if budget < least:

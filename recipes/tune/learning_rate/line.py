@@ -27,10 +27,7 @@ def rate_at(centre: float, place: int) -> float:
 
 
 def next_place(results: Results, centre: float, lowest: float, highest: float) -> tuple[int, int]:
-    """Return place and seed of the next trial; those of one that there is if none is left.
-
-    ``centre`` is the rate at place 0; no rate below ``lowest`` or above ``highest`` is tried.
-    """
+    """Place and seed of the next trial, within the rates; those of a known one if none is left."""
     line = {place: score for (place, seed), score in results.items() if not seed}
     if 0 not in line:
         return 0, 0

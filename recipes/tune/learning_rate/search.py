@@ -38,76 +38,58 @@ EVALUATE_EVERY = 0.25
 TIMED_UPDATES = 5
 
 
-def search(
-    recipe: str,
-    overrides: Sequence[str],
-    job: Job,
-    out: Path,
-    *,
-    lr: tuple[float, float] | None = None,
-    minutes: float = 30.0,
-    runs: float | None = None,
-    say: Callable[[str], None] = print,
-) -> Found:
-    """Search for the best peak learning rate and warm-up of a recipe; collective.
-
-    After each trial, and whatever ends the search, ``recipe.yaml`` and ``trials.json`` in ``out``
-    have the best settings so far. The same call resumes a search that was interrupted. The
-    overrides are for every trial. ``runs`` is the budget of the whole study in runs of the recipe;
-    if it is None, ``minutes`` is that of this call. ``say`` is given a line for each trial on
-    rank 0.
-    """
-    for name, limit in (("minutes", minutes), ("runs", runs)):
-        if limit is not None and not 0 < limit < math.inf:
-            raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
-    spoken = say if job.is_main else lambda line: None
-    found = _Search(recipe, list(overrides), job, Path(out), lr, minutes, runs, spoken)
-    with ExitStack() as stack:
-        with job.raise_on_all_ranks():
-            found.prepare()
-            if job.is_main:
-                found.open(stack)
-        return found.run()
-
-
 @dataclass
-class _Search:
-    """A search on the ranks of a job; its study is on rank 0."""
+class Search:
+    """A search on the ranks of a job, which resumes what is in ``out``; its study is on rank 0."""
 
     recipe: str
-    given: list[str]
+    overrides: Sequence[str]  # for every trial
     job: Job
     out: Path
-    range: tuple[float, float] | None
-    minutes: float
-    runs: float | None
-    say: Callable[[str], None]
+    lr: tuple[float, float] | None = None  # range of the peak
+    minutes: float = 30.0  # budget of this call
+    runs: float | None = None  # budget of the whole study instead, in runs of the recipe
+    say: Callable[[str], None] = print  # is given a line for each trial on rank 0
 
     def __post_init__(self) -> None:
+        for name, limit in (("minutes", self.minutes), ("runs", self.runs)):
+            if limit is not None and not 0 < limit < math.inf:
+                raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
         self._began = time.monotonic()
         self._precision: list[str] = []  # of the trial before, which `auto` takes time to choose
         self._late: list[float] = []  # how much longer trials of this call took than expected
+        if not self.job.is_main:
+            self.say = lambda line: None
 
-    def prepare(self) -> None:
+    def run(self) -> Found:
+        """Find the best settings; the best so far are written after each trial. Collective."""
+        with ExitStack() as stack:
+            with self.job.raise_on_all_ranks():
+                self._prepare()
+                if self.job.is_main:
+                    self._open(stack)
+            return self._search()
+
+    def _prepare(self) -> None:
         """Check what was asked for, before anything is written."""
-        asked = load(self.recipe, self.given).recipe
+        asked = load(self.recipe, self.overrides).recipe
         if asked.resume.from_:
             raise RecipeError("resume: trials start anew; valid here: resume=false")
         self._held_out = held_out(asked)
         hold_out = f"data.holdout={self._held_out}"
         # Without what a trial cannot have, or what its settings replace.
         dropped = ("scale", "run_dir", "evaluate_every")
-        self._asked = [o for o in self.given if o.partition("=")[0].strip() not in dropped]
+        self._asked = [o for o in self.overrides if o.partition("=")[0].strip() not in dropped]
         self._base = [*self._asked, hold_out]
         # With the user's `scale`, from which the rates start.
-        self._full = load(self.recipe, [*self.given, hold_out]).recipe
+        self._full = load(self.recipe, [*self.overrides, hold_out]).recipe
         images = len(build_sources(self._full)[0])
         self._timeline = timeline_of(self._full, images, self.job.world_size)
-        self._space = space_of(self._full, self._timeline, self.range)
+        self._space = space_of(self._full, self._timeline, self.lr)
         self._first = first_settings(self._full, self._timeline, self._space)
         load(self.recipe, self._overrides(self._first[-1], 1.0))
 
-    def open(self, stack: ExitStack) -> None:
+    def _open(self, stack: ExitStack) -> None:
         """Open the study on rank 0, which alone may write into the folder from now on."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -118,7 +100,7 @@ class _Search:
                 f"--out: cannot write into {self.out}: {error.strerror}; valid: another folder"
             ) from None
 
-    def run(self) -> Found:
+    def _search(self) -> Found:
         """Make trials until the budget is used up or no trial is left to make."""
         self._plan_trials()
         while True:
@@ -160,11 +142,8 @@ class _Search:
         self.say(describe(planned, cost, budget - spent, self._full.epochs))
 
     def _timed(self) -> Cost:
-        """What a trial takes, by a few updates at the lowest rate and an evaluation.
-
-        A run of one update comes first: it imports what no later one has to, and chooses the
-        precision.
-        """
+        """What a trial takes, by a few updates at the lowest rate and an evaluation."""
+        # A run of one update first imports what no later one has to, and chooses the precision.
         self.say(f"timing {TIMED_UPDATES} updates and an evaluation, to see which trials fit")
         total, folder = self._timeline.total_steps, self.out / "trials" / "timed"
         lowest = self._first[0]._replace(lr=self._space["lr"].low)
@@ -210,7 +189,7 @@ class _Search:
         centre, line = self._line(trials)
         if centre is None or self._cost.of(self._plan.fine) > left + 1e-9:
             return None
-        lowest, highest = self.range or (lowest_peak(self._full), math.inf)
+        lowest, highest = self.lr or (lowest_peak(self._full), math.inf)
         scores = {at: t.score for at, t in line.items()}
         place, seed = next_place(scores, centre.lr, lowest, highest)
         if (place, seed) in line:

@@ -94,13 +94,10 @@ class Study:
         ]
 
     def begin_coarse(self, first: Sequence[Settings]) -> Tried:
-        """Begin a coarse trial: with the first settings, then with those that Optuna suggests.
-
-        What is suggested depends on the trials before it only, so that a study that was resumed
-        goes on as if it had not ended.
-        """
+        """Begin a coarse trial: with the first settings, then with those that Optuna suggests."""
         number = sum(t.stage == "coarse" and t.counts for t in self.trials())
         study = self._studies["coarse"]
+        # By the trials before it only: a resumed study goes on as if it had not ended.
         study.sampler = optuna.samplers.TPESampler(seed=self._seed + number, n_startup_trials=0)
         if number < len(first):
             study.enqueue_trial(first[number]._asdict())

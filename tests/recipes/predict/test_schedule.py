@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-import matplotlib.figure
 import pytest
+from matplotlib.figure import Figure
 
 from largebatch.recipes.predict.schedule import draw, outline
 from largebatch.recipes.schema.load import load
@@ -15,13 +15,7 @@ STEPS = ["schedule.name=step", "schedule.end=0", "schedule.milestones=[10ep,15ep
 def drawn(tmp_path, monkeypatch):
     """Draw a recipe's schedule and return the main axes of the figure."""
     figures = []
-    save = matplotlib.figure.Figure.savefig
-
-    def keep(figure, *args, **options):
-        figures.append(figure)
-        save(figure, *args, **options)
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     monkeypatch.chdir(tmp_path)  # where no recipe finds its data
 
     def draw_schedule(name, *overrides):

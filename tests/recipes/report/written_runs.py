@@ -30,17 +30,8 @@ def diverge(line):
 def write_run(folder, *keys, seed=0, steps=None, top1=90.0, summary=True, edit=lambda line: line):
     """Write a run of digits that logged every 10 steps and was evaluated every 20.
 
-    Args:
-        folder: Its folder, which is made.
-        keys: Overrides of the recipe.
-        seed: Its seed, which also draws its values.
-        steps: Steps that it made; None: all.
-        top1: Accuracy at its last evaluation.
-        summary: Whether it has finished.
-        edit: Applied to each line before it is written; None leaves the line out.
-
-    Returns:
-        Its timeline and lines.
+    Its seed also draws its values; ``steps`` are those that it made, and ``top1`` its last
+    accuracy. ``edit`` is applied to each line, and leaves it out by None. Returns timeline, lines.
     """
     recipe = load("digits", ["log_every=10", f"seed={seed}", *keys]).recipe
     timeline = timeline_of(recipe, IMAGES)
@@ -51,16 +42,10 @@ def write_run(folder, *keys, seed=0, steps=None, top1=90.0, summary=True, edit=l
     for step in [*range(10, last, 10), last]:
         at = {"step": step, "epoch": round(timeline.epoch(step), 4)}
         made = (step - 1) % 10 + 1
-        train = {
-            "loss": 2.0 / step + draw.random(),
-            "top1": 50.0,
-            "top5": 80.0,
-            "lr": schedule(step - 1),
-            "images_per_second": 100.0 + draw.random(),
-            "wait_seconds": 0.5,
-            "seconds": made * recipe.batch_size / 100,
-            "step_wait_seconds": [0.5 / made] * made,
-        }
+        train = {"loss": 2.0 / step + draw.random(), "top1": 50.0, "top5": 80.0}
+        train |= {"lr": schedule(step - 1), "images_per_second": 100.0 + draw.random()}
+        train |= {"seconds": made * recipe.batch_size / 100, "wait_seconds": 0.5}
+        train["step_wait_seconds"] = [0.5 / made] * made
         lines.append({"split": "train", **at, **train})
         if step % 20 == 0 or step == last:
             reached = top1 * step / last

@@ -7,6 +7,7 @@ from tests.recipes.runs import make
 
 #: An average that differs from the weights, and statistics of half-precision steps.
 HALF = ["precision=fp16-master", "loss_scale=128", "optimizer.lr=0.2", "ema.decay=0.5"]
+HALF += ["model.args.drop_rate=0.1"]
 
 
 @pytest.fixture(scope="session")

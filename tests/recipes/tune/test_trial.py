@@ -3,6 +3,8 @@
 import signal
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
@@ -20,93 +22,66 @@ def here(root, *overrides):
 
 
 class Stops(Callback):
-    """Asks to stop at a step, in one of the hooks."""
+    """Asks to stop after a step, and may have a signal come then as well."""
 
-    def __init__(self, hook, step):
-        self.hook, self.step, self.statuses = hook, step, []
+    def __init__(self, at, number=None):
+        self.at, self.number = at, number
 
     def on_start(self, run):
         self.run = run
 
     def on_step_end(self, step):
-        self._ask("step end", step)
-
-    def on_log(self, metrics):
-        self._ask(metrics.split, metrics.step)
+        if step == self.at:
+            self.run.stop("enough")
+            if self.number:
+                signal.raise_signal(self.number)
 
     def on_end(self, status, summary):
-        self.statuses.append((status, summary))
-
-    def _ask(self, hook, step):
-        if (hook, step) == (self.hook, self.step):
-            self.run.stop("enough")
+        self.ended = status, summary
 
 
-def stop(root, folder, job, hook, at, *overrides):
-    callback = Stops(hook, at)
-    loaded = load("digits", [*here(root, *overrides), f"run_dir={folder}"])
-    trainer = Trainer.of(loaded, job, quiet=True, callbacks=[callback])
-    return trainer.run(), trainer.step, trainer.last_step, callback.statuses
+def stop(root, folder, callback, *overrides):
+    """Train with a callback; return the trainer and its summary."""
+    loaded = load("digits", [*here(root, *overrides), f"run_dir={folder}", "log_every=1"])
+    trainer = Trainer.of(loaded, JOB, quiet=True, callbacks=[callback])
+    return trainer, trainer.run()
 
 
-@pytest.mark.parametrize(
-    ("hook", "at", "stops"),
-    [("val", 2, 2), ("step end", 3, 3)],
-)
-def test_a_callback_stops_a_run_which_then_keeps_nothing(photos, tmp_path, hook, at, stops):
-    overrides = ["checkpoint.every=1dur"]
-    summary, step, last, statuses = stop(photos, tmp_path, JOB, hook, at, *overrides)
-    assert (summary, step, statuses) == ({}, stops, [("stopped", {})])
-    assert step < last
+def test_a_callback_stops_a_run_which_then_keeps_nothing(photos, tmp_path):
+    trainer, summary = stop(photos, tmp_path, callback := Stops(3), "checkpoint.every=1dur")
+    assert (summary, callback.ended) == ({}, ("stopped", {}))
+    assert trainer.step == read_metrics(tmp_path)[-1]["step"] == 3 < trainer.last_step
     kept = {path.name for path in tmp_path.iterdir()}
     assert not kept & {"checkpoints", "weights.pt", "summary.json", "report.html"}
-    assert read_metrics(tmp_path)[-1]["step"] == stops
 
 
 def test_a_request_at_the_last_step_changes_nothing(photos, tmp_path):
-    summary, step, last, statuses = stop(photos, tmp_path, JOB, "val", 5)
-    assert step == last == 5
-    assert summary["step"] == 5
-    assert [status for status, _ in statuses] == ["finished"]
+    trainer, summary = stop(photos, tmp_path, callback := Stops(5))
+    assert summary["step"] == trainer.step == trainer.last_step == 5
+    assert callback.ended[0] == "finished"
     assert (tmp_path / "weights.pt").exists()
 
 
 def test_a_signal_comes_before_a_request_to_stop(photos, tmp_path):
     """The run then ends by the signal, with a checkpoint, as without the request."""
-    import os
-
-    class Both(Stops):
-        def on_step_end(self, step):
-            if step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    loaded = load("digits", [*here(photos), f"run_dir={tmp_path}", "evaluate_every=null"])
-    trainer = Trainer.of(loaded, JOB, quiet=True, callbacks=[Both("train", 2)])
     with pytest.raises(SystemExit):
-        trainer.run()
+        stop(photos, tmp_path, Stops(2, signal.SIGTERM), "evaluate_every=null")
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def on_two_ranks(root, folder):
-    import torch
-    import torch.distributed as dist
-
     job = Job(dist.get_rank(), 2, 2, torch.device("cpu"))
-    stopped = stop(root, folder / "a", job, "val", 2, "micro_batch_size=2")
     watch = lambda reading: "enough" if reading.step == 2 else None  # noqa: E731
-    measured = measure("digits", here(root, "micro_batch_size=2"), job, folder / "b", watch)
-    return stopped[:3], measured
+    return measure("digits", here(root, "micro_batch_size=2"), job, folder, watch)
 
 
 @pytest.mark.slow("trains on 2 ranks")
 def test_ranks_stop_together(photos, tmp_path):
-    """Only rank 0 has the callback's hooks; the others learn of its request."""
-    (first, measured), (second, same) = run_ranks(2, on_two_ranks, photos, tmp_path)
-    assert first == second == ({}, 4, 5)  # two steps later
-    assert measured == same
-    assert measured.status == "stopped"
-    assert [r.step for r in measured.readings] == [1, 2, 3, 4]
-    assert not (tmp_path / "a" / "checkpoints").exists()
+    """Only rank 0 has the callback's hooks; the others learn of its request two steps later."""
+    ours, theirs = run_ranks(2, on_two_ranks, photos, tmp_path)
+    assert ours == theirs
+    assert ours.status == "stopped"
+    assert [r.step for r in ours.readings] == [1, 2, 3, 4]
 
 
 @pytest.mark.slow("trains")
@@ -145,9 +120,7 @@ def test_a_tenth_of_the_images_is_held_out_unless_the_recipe_says_how_many(photo
     plain = ["data.holdout=null"]
     assert held_out(load("digits", [*here(photos), *plain]).recipe) == 5
     assert held_out(load("digits", here(photos)).recipe) == 13
-    with pytest.raises(
-        RecipeError, match=r"data.holdout: 1% of 53 training images is less than one"
-    ):
+    with pytest.raises(RecipeError, match=r"data.holdout: 1% of 53 training images is less"):
         held_out(load("digits", [*here(photos), *plain]).recipe, 0.009)
     with pytest.raises(RecipeError, match=r"data.source: synthetic"):
         held_out(load("digits", [*here(photos), *plain, "data.source=synthetic"]).recipe)

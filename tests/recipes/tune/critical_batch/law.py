@@ -18,16 +18,10 @@ SMALL += ["label_smoothing=0"]
 
 
 class Law:
-    """Takes the place of training: losses of ``2 / effective epochs``, times noise.
+    """Takes the place of training: losses of ``2 / effective epochs``, times noise by run.
 
-    Attributes:
-        critical: The critical batch.
-        noise: Factor on the loss by run, as a function of batch size, seed and epochs.
-        ends: Batch sizes whose runs diverge.
-        stop_at: Number of runs after which the process is told to end.
-        made: Pairs of batch size and epochs of the runs that were made.
-        seconds: Time that they took.
-        kept: Records of runs by folder; that of another law continues its runs.
+    Runs of the batches in ``ends`` diverge; after ``stop_at`` runs the process is told to end.
+    ``kept`` are records by folder; those of another law continue its runs.
     """
 
     def __init__(

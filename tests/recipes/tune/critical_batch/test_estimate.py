@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from largebatch.recipes.errors import AgreedError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.tune.critical_batch import estimate as module
 from largebatch.recipes.tune.critical_batch.estimate import estimate
@@ -104,14 +103,6 @@ def test_the_time_is_kept_and_the_same_command_goes_on(run, monkeypatch):
     assert again.made
 
 
-def test_runs_that_are_too_short_are_refused_before_any_is_made(run, monkeypatch):
-    law = Law(8).install(monkeypatch)
-    message = r"--epochs: 3 are too few for a batch of 8, .*; valid: at least 4 epochs"
-    with pytest.raises(AgreedError, match=message):
-        run(epochs=3.0)
-    assert law.made == []
-
-
 def test_runs_are_repeated_with_other_seeds_while_the_interval_is_wide(run, monkeypatch):
     law = Law(8, noise(0.2)).install(monkeypatch)
     found = run(minutes=LONG)
@@ -138,14 +129,10 @@ def test_a_batch_that_diverges_is_said_and_left_out(run, monkeypatch):
     assert any("diverged: 8" in line for line in head(found))
     runs = as_json(found)["runs"]
     assert [run["loss"] for run in runs if run["run"]["batch_size"] == 8] == [None]
-
-
-def test_nothing_is_repeated_where_all_larger_batches_diverge(run, monkeypatch):
     law = Law(8, ends=(4, 8)).install(monkeypatch)
-    found = run(minutes=LONG)
-    assert found.critical is None
-    assert found.rows() == []
-    assert sorted(law.made) == [(2, 20.0), (2, 30.0), (2, 45.0), (4, 30.0), (8, 30.0)]
+    found = run(out="all", minutes=LONG)
+    assert (found.critical, found.rows()) == (None, [])
+    assert law.made == [(2, 20.0), (2, 30.0), (4, 30.0), (8, 30.0), (2, 45.0)]
 
 
 @pytest.mark.parametrize(
@@ -153,11 +140,7 @@ def test_nothing_is_repeated_where_all_larger_batches_diverge(run, monkeypatch):
     [
         ((0.01, noise(0.05)), LONG, "at most .* images .* needed: a smaller batch than 2$"),
         ((10_000, noise(0.05)), LONG, "at least .* images .* needed: a larger batch than 8$"),
-        (
-            (10, noise(0.08, 3)),
-            11,
-            ".* wider than a factor of 4; needed: more --minutes, or a larger",
-        ),
+        ((10, noise(0.08, 3)), 11, ".* wider than a factor of 4; needed: more --minutes, or a la"),
         ((8, lambda batch, seed, epochs: epochs**2), 15, "--epochs: the loss does not fall with"),
     ],
 )

@@ -18,15 +18,9 @@ from largebatch.recipes.training.folder.outcome import metrics_of
 from largebatch.recipes.training.timeline import learning_rates, timeline_of
 from largebatch.recipes.tune import trial as tune_runs
 from largebatch.recipes.tune.critical_batch.base import Base, label_entropy
-from largebatch.recipes.tune.critical_batch.runs import (
-    Run,
-    final_loss,
-    make,
-    record_of,
-    runs_of,
-)
+from largebatch.recipes.tune.critical_batch.runs import Run, final_loss, make, record_of
 from tests.recipes.runs import JOB
-from tests.recipes.tune.critical_batch.law import IMAGES, loaded
+from tests.recipes.tune.critical_batch.law import loaded
 
 DIGITS = load("digits", ["batch_size=48", "micro_batch_size=16"])
 
@@ -52,22 +46,10 @@ def run_of(base, batch, epochs):
     return recipe, timeline, learning_rates(recipe, timeline)
 
 
-@pytest.mark.parametrize(
-    ("warmup", "batch", "epochs"), [("10ep", 8, 100), ("100", 2, 25), ("0.2dur", 8, 50)]
-)
-def test_the_schedule_is_scaled_to_the_length_of_a_run(base, warmup, batch, epochs):
-    """100 steps of 4 images are 10 of 50 epochs, whatever the batch size is."""
-    recipe, timeline, rates = run_of(base(f"schedule.warmup={warmup}"), batch, epochs)
-    assert recipe.epochs == epochs
-    assert recipe.seed == 3
-    assert timeline.total_steps == epochs * IMAGES / batch
-    assert rates.warmup_steps == pytest.approx(timeline.total_steps / 5, abs=0.51)
-
-
 def test_all_lengths_keep_their_part_of_the_run(base):
     made = base("schedule={name: step, milestones: [20ep, 400], end: 0}")
-    _, timeline, rates = run_of(made, 8, 25)
-    assert timeline.total_steps == 125
+    recipe, timeline, rates = run_of(made, 8, 25)
+    assert (recipe.epochs, recipe.seed, timeline.total_steps) == (25, 3, 125)
     assert rates.milestones == (50, 100)
     made = base("schedule.decay=30ep", "stages=[{from: 25ep, image_size: 16}]")
     _, timeline, rates = run_of(made, 2, 10)
@@ -76,8 +58,7 @@ def test_all_lengths_keep_their_part_of_the_run(base):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rule", "factor"),
-    [("lars", None, 2.0), ("sgd", None, 4.0), ("lars", "linear", 4.0), ("sgd", "sqrt", 2.0)],
+    ("optimizer", "rule", "factor"), [("lars", None, 2.0), ("sgd", None, 4.0), ("sgd", "sqrt", 2.0)]
 )
 def test_the_learning_rate_follows_the_batch_by_a_rule(base, optimizer, rule, factor):
     recipe, _, rates = run_of(base(f"optimizer.name={optimizer}", rule=rule), 16, 50)
@@ -86,8 +67,7 @@ def test_the_learning_rate_follows_the_batch_by_a_rule(base, optimizer, rule, fa
 
 
 @pytest.mark.parametrize(
-    ("own", "batches", "images"),
-    [(8, (2, 4, 8), 2), (8, (16, 32), 8), (8, (12, 16), 4), (16, (6, 20), 2), (1, (2, 3), 1)],
+    ("own", "batches", "images"), [(8, (2, 4, 8), 2), (8, (12, 16), 4), (1, (2, 3), 1)]
 )
 def test_batch_norm_sees_the_same_number_of_images_at_all_batches(base, own, batches, images):
     made = base("batch_size=16", f"micro_batch_size={own}").of_runs(batches, 50.0)
@@ -111,14 +91,6 @@ def test_all_batches_that_are_accepted_divide_into_passes_of_which_batch_norm_ha
         assert part is None or images % part == 0
 
 
-def test_images_per_forward_pass_suit_the_batch_norm_of_the_recipe(base):
-    """Ghost batch norm needs whole parts."""
-    ghost = base("batch_size=24", "micro_batch_size=8", "batch_norm={images: 4}")
-    assert ghost.of_runs((24, 12), 50.0).recipe.micro_batch_size == 4
-    with pytest.raises(RecipeError, match=r"--batches: 6, 12 have no .*; valid: multiples of 4"):
-        ghost.checked((6, 12))
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_floor_of_the_loss_is_that_of_the_best_prediction(smoothing):
     shares = torch.full((1, 10), smoothing / 10, dtype=torch.float64)
@@ -139,17 +111,6 @@ def test_only_training_images_are_read(base, tmp_path, photos):
     assert base("data.holdout=13").images == 40
 
 
-def test_runs_lie_around_the_target():
-    first = runs_of(dict.fromkeys((2, 4, 8), 30.0), 0, first=True)
-    assert [(run.batch_size, run.epochs) for run in first] == [
-        *[(2, 20), (2, 30), (4, 30), (8, 30), (2, 45)]
-    ]
-    then = runs_of({2: 30.0, 4: 40.0, 8: 80.0}, 1)
-    assert [(run.batch_size, run.epochs) for run in then] == [(2, 20), (4, 40), (2, 45), (8, 80)]
-    assert {run.seed for run in first} == {0}
-    assert {run.seed for run in then} == {1}
-
-
 def test_batches_are_around_the_recipes_own_by_default(base):
     assert base().default_batches() == (2, 4, 8)
     assert base("batch_size=13", "micro_batch_size=13").default_batches() == (13, 26)
@@ -158,11 +119,9 @@ def test_batches_are_around_the_recipes_own_by_default(base):
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ((8, 0), "--batches: 0 is not possible"),
         ((4,), "--batches: 4 is the only one; valid: such as 4,8"),
         ((9,), "--batches: 9 does not divide into equal shares on 2 ranks; valid: a multiple of 2"),
-        ((2, 8), "--batches: 2, 8 have no images per forward pass in .*; valid: multiples of 4"),
-        ((6, 8), "--batches: 6, 8 have no images per forward pass in common"),  # 3 and 4 on a rank
+        ((6, 8), "--batches: 6, 8 have no images per forward pass in .*; valid: multiples of 4"),
     ],
 )
 def test_wrong_batches_are_refused(base, batches, message):
@@ -174,7 +133,6 @@ def test_wrong_batches_are_refused(base, batches, message):
     ("override", "message"),
     [
         ("stages=[{from: 5ep, batch_size: 8, lr: sqrt}]", "stages: batch_size changes during"),
-        ("stages=[{from: 5ep, micro_batch_size: 2}]", "stages: micro_batch_size changes during"),
         ("stop_after=5ep", "stop_after: the run ends before its schedule does, .*; valid here: nu"),
         ("data={source: synthetic, holdout: null}", "data.source: synthetic images"),
     ],

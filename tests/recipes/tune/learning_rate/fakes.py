@@ -7,7 +7,7 @@ from unittest import mock
 
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.tune.learning_rate import search as module
-from largebatch.recipes.tune.learning_rate.search import search
+from largebatch.recipes.tune.learning_rate.search import Search
 from largebatch.recipes.tune.trial import Outcome, Reading
 from tests.recipes.runs import BASE, JOB
 
@@ -15,16 +15,11 @@ EVALUATIONS = 4
 
 
 class FakeRuns:
-    """Runs whose accuracy has its peak at a rate and a warm-up, and that diverge above a rate.
+    """Runs whose accuracy has its peak at a rate and a warm-up, and that diverge at ten times it.
 
-    Args:
-        best_lr: The best rate; above ten times that, runs diverge.
-        best_warmup: The best share of warm-up.
-        start: Seconds of a start, by a clock of their own; an epoch takes one more.
-        imports: Seconds that the first run takes more.
-        fail: Called with the number of the run, and that of the evaluation that comes.
-        seeds: By how many points a seed changes the accuracy.
-        loss: The loss at an accuracy.
+    A start takes ``start`` seconds of a clock of their own, the first one ``imports`` more, and an
+    epoch one. ``fail`` is called with the numbers of the run and of the evaluation that comes;
+    a seed changes the accuracy by ``seeds`` points.
     """
 
     def __init__(
@@ -78,5 +73,6 @@ def run(photos, out, *overrides, fakes=None, recipe="digits", say=None, job=JOB,
         options.setdefault("runs", 8.0)
     clock = SimpleNamespace(monotonic=lambda: fakes.now)
     with mock.patch.object(module, "measure", fakes), mock.patch.object(module, "time", clock):
-        found = search(recipe, here, job, Path(out), say=say or (lambda _: None), **options)
+        options["say"] = say or (lambda _: None)
+        found = Search(recipe, here, job, Path(out), **options).run()
     return found, fakes

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from largebatch.recipes.tune.learning_rate.budget import (
     MOST,
     UPDATES,
     Cost,
-    describe,
     holds_coarse,
     plan,
 )
@@ -48,21 +46,3 @@ def test_the_trials_that_are_planned_fit_and_a_larger_budget_has_longer_fine_one
     assert FEWEST <= number <= MOST
     # What is left holds the line, or at least its first rates.
     assert spent + (3 if number <= FEWEST else 7) * fine <= budget * (1 + 1e-6) + 1e-6
-
-
-def test_it_is_said_how_many_trials_fit():
-    short = Cost(start=2.0, whole=100.0, unit="seconds")
-    assert describe(plan(360, short, 26), short, 360, epochs=20) == (
-        "a trial of 7.69 epochs takes about 40 s: 8 fit into 6.0 min"
-    )
-    runs = Cost(0.0, 1.0, "runs")
-    assert describe(plan(8, runs, 1000), runs, 8, epochs=20) == (
-        "a coarse trial of 3.43 epochs takes about 0.171 runs, a fine one of 13.7 about "
-        "0.686 runs: 18 and 7 fit into 8 runs"
-    )
-    with pytest.raises(RecipeError) as caught:
-        plan(60, short, 100, spent=10)
-    assert str(caught.value) == (
-        "--minutes: 1 is too little: the shortest trial takes about 12 s, and a search has 8 at "
-        "least, after 10 s that were spent on timing it; valid: at least 1.8"
-    )
