@@ -5,6 +5,7 @@ This module imports nothing heavy, so that the command line can use it before to
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,12 +31,7 @@ _PACKAGES = (
 class RecipeError(Exception):
     """Raised for an invalid recipe or override, or a machine that cannot run it.
 
-    Args:
-        problem: The message, written for the user.
-        advice: What the user can do, which follows it.
-
-    Attributes:
-        problem: As given.
+    ``problem`` is the message, written for the user; ``advice``, what they can do, follows it.
     """
 
     def __init__(self, problem: str, advice: str = "") -> None:
@@ -61,6 +57,13 @@ class LostRankError(RecipeError):
 
 class StorageError(TrainingError):
     """Raised when a run has to stop because its files cannot be written."""
+
+
+def is_reported_here(error: Exception) -> bool:
+    """Whether this rank reports an error: rank 0 does one that all raise, each rank its own."""
+    if isinstance(error, LostRankError):
+        return error.is_first
+    return os.environ.get("RANK", "0") == "0" or not isinstance(error, AgreedError)
 
 
 def user_errors() -> tuple[type[Exception], ...]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 _LAUNCHER = os.getppid()  # as it is when this is imported, which is before torch is
 
 
-def is_first_of_machine() -> bool:
+def is_first_of_machine(error: Exception | None = None) -> bool:
     """Whether this process is the first of its machine, which reads and reports for all of them."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 

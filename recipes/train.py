@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from . import launcher as launcher  # which notes it before the imports that take seconds
-from .errors import AgreedError, LostRankError, exit_on_missing_package
+from .errors import exit_on_missing_package, is_reported_here
 from .training.process import ending_in_one_line, going_on
 
 _process = ExitStack()
@@ -61,19 +61,13 @@ def main(arguments: list[str]) -> None:
         print(__doc__)
         raise SystemExit(0 if arguments else 2)
     overrides = ["resume=true" if a == "--resume" else a for a in arguments[1:] if a != "--quiet"]
-    on_main = os.environ.get("RANK", "0") == "0"
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The processes of a machine read the same files and see the same GPUs: one of them reports.
-    with reported_once(lambda error: launcher.is_first_of_machine()):
+    with reported_once(launcher.is_first_of_machine):
         loaded = load(arguments[0], overrides)
         device_of(loaded.recipe, local_world_size - 1)
 
-    def reports(error: Exception) -> bool:
-        if isinstance(error, LostRankError):
-            return error.is_first
-        return on_main or not isinstance(error, AgreedError)
-
-    with reported_once(reports):
+    with reported_once(is_reported_here):
         train(loaded, quiet="--quiet" in arguments, began_seconds=age_seconds())
 
 

@@ -69,7 +69,7 @@ ORDER = {
         "predict",
         "tune",
         "commands",
-        "critical_batch tune_comm tune_lr",
+        "__main__",
     ),
 }
 # The packages through which recipes may use the others.

@@ -71,6 +71,7 @@ print(*sys.modules)
     [
         ("recipes",),
         ("recipes", "keys"),
+        ("runs", "docs"),
         ("train", "digits", "optimizer.lr=-1"),
         ("plan", "digits", "optimzer.lr=3"),
     ],

@@ -49,7 +49,7 @@ def part_of(data: Path, out: Path) -> Path:
 
 def train(recipe: str, overrides: str, data: Path, seed: int, run_dir: Path) -> float:
     """Train a recipe and return its top-1 at the end, in percent."""
-    command = [sys.executable, "-m", "largebatch.recipes.commands.app", "train", recipe]
+    command = [sys.executable, "-m", "largebatch.recipes", "train", recipe]
     command += [f"data.path={data}", f"run_dir={run_dir}", f"seed={seed}"]
     subprocess.run([*command, *COMMON.split(), *overrides.split()], check=True, stdout=sys.stderr)
     return round(float(json.loads((run_dir / "summary.json").read_text())["top1"]), 2)

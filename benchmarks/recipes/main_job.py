@@ -28,7 +28,7 @@ RANKS, SEEDS = (1, 2, 4), (0, 1, 2)
 def train(folder: Path, ranks: int, seed: int) -> dict[str, float]:
     """Train the recipe once and return its row of the results."""
     run_dir = folder / f"ranks-{ranks}-seed-{seed}"
-    command = [sys.executable, "-m", "largebatch.recipes.commands.app", "train", "digits"]
+    command = [sys.executable, "-m", "largebatch.recipes", "train", "digits"]
     command += [f"data.path={folder / 'digits'}", f"run_dir={run_dir}", f"seed={seed}"]
     start = time.perf_counter()
     run([*command, "--nproc", str(ranks)], check=True, stdout=sys.stderr)

@@ -86,7 +86,7 @@ def off_by(case: Case, factor: float) -> list[str]:
 def tune(case: Case, data: Path, factor: float, out: Path, extra: Sequence[str]) -> dict[str, Any]:
     """Tune a recipe from a rate that is off by a factor, and return what trials.json holds."""
     _run(
-        "largebatch.recipes.commands.app",
+        "largebatch.recipes",
         *("tune", "lr", case.name, f"data.path={data}", *off_by(case, factor)),
         *(*extra, *case.budget, "--nproc", str(case.nproc), "--out", str(out)),
     )
@@ -102,7 +102,7 @@ def train(case: Case, recipe: str, data: Path, seed: int, extra: Sequence[str]) 
     with tempfile.TemporaryDirectory() as folder:
         try:
             _run(
-                "largebatch.recipes.commands.app",
+                "largebatch.recipes",
                 *("train", recipe, f"data.path={data}", f"seed={seed}", f"run_dir={folder}/run"),
                 *("evaluate_every=1dur", "checkpoint.every=null", "track=[]", *extra),
                 *("--nproc", str(case.nproc)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,13 @@ class Subset(ImageSource):
 
     Args:
         source: The source of the images.
-        indices: Indices of the images in ``source``, int64, shape ``[n]``.
+        indices: Indices of the images in ``source``, a sequence or an array, shape ``[n]``.
     """
 
-    def __init__(self, source: ImageSource, indices: NDArray[np.int64]) -> None:
-        self._source, self._indices = source, indices
+    def __init__(self, source: ImageSource, indices: Sequence[int] | NDArray[np.int64]) -> None:
+        self._source, self._indices = source, np.asarray(indices, np.int64)
         self.kind, self.classes = source.kind, source.classes
-        self.labels: NDArray[np.int64] = source.labels[indices]
+        self.labels: NDArray[np.int64] = source.labels[self._indices]
 
     def __len__(self) -> int:
         return len(self._indices)

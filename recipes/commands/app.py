@@ -15,7 +15,3 @@ def main(arguments: list[str] | None = None) -> None:
         from .tree import app
 
         app(arguments, prog_name="largebatch")
-
-
-if __name__ == "__main__":
-    main()

@@ -76,16 +76,15 @@ def comm_tune(
     \b
       torchrun --nnodes N --nproc-per-node GPUS
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-          -m largebatch.recipes.tune_comm [OPTIONS]
+          -m largebatch.recipes comm tune [OPTIONS]
     """
-    from ..errors import AgreedError, RecipeError
+    from ..errors import RecipeError, is_reported_here
     from ..launcher import is_first_of_machine
     from ..training.process import reported_once
     from ..tune.all_reduce import Options, run
 
     started = "RANK" in os.environ
-    is_main = os.environ.get("RANK", "0") == "0"
-    with reported_once(lambda error: is_first_of_machine()):
+    with reported_once(is_first_of_machine):
         if nproc is None and not started:
             raise RecipeError("--nproc: missing; valid: a number of processes, or use torchrun")
         options = Options(
@@ -100,8 +99,8 @@ def comm_tune(
         )
         options.check()
     if started:
-        with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
+        with reported_once(is_reported_here):
             run(options)
         return
     assert nproc is not None
-    torchrun_again(context, nproc, "largebatch.recipes.tune_comm")
+    torchrun_again(context, nproc)

@@ -71,9 +71,9 @@ def critical_batch(
     \b
       torchrun --nnodes N --nproc-per-node GPUS
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-          -m largebatch.recipes.critical_batch RECIPE [OPTIONS]
+          -m largebatch.recipes critical-batch RECIPE [OPTIONS]
     """
-    from ..errors import AgreedError
+    from ..errors import is_reported_here
     from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined
     from ..schema.load import load
@@ -82,7 +82,7 @@ def critical_batch(
     from ..tune.critical_batch.base import Base
     from ..tune.critical_batch.estimate import estimate
 
-    with reported_once(lambda error: is_first_of_machine()):
+    with reported_once(is_first_of_machine):
         sizes = _whole_numbers(batches) if batches is not None else ()
         loaded = load(recipe, overrides or ())
         folder = out or Path("critical-batch") / loaded.name
@@ -91,10 +91,9 @@ def critical_batch(
         if sizes:
             base.checked(sizes)
     if "RANK" not in os.environ and nproc > 1:
-        torchrun_again(context, nproc, "largebatch.recipes.critical_batch")
+        torchrun_again(context, nproc)
         return
-    is_main = os.environ.get("RANK", "0") == "0"
-    with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
+    with reported_once(is_reported_here):
         with joined(loaded.recipe) as job:
             found = estimate(
                 loaded,
@@ -106,7 +105,7 @@ def critical_batch(
                 minutes=minutes,
                 say=lambda line: typer.echo(line, err=True),
             )
-        if is_main:
+        if job.is_main:
             written = report.write(found, folder)
             report.print_summary(found)
             print(written)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...pipeline.audit import DataReport, Spread
+
+#: Most findings of a kind that are listed.
+_LINES = 10
 
 
 def data_check(
@@ -38,7 +46,6 @@ def data_check(
     from ...pipeline import check_data
     from ..errors import RecipeError, exit_on_user_error
     from .data_progress import Bar
-    from .data_table import print_summary
 
     with exit_on_user_error():
         if json_ is not None and not json_.absolute().parent.is_dir():
@@ -54,3 +61,79 @@ def data_check(
                 raise RecipeError(f"--json: cannot write {json_}: {error.strerror}") from error
     print_summary(found)
     raise typer.Exit(0 if found.usable else 1)
+
+
+def print_summary(found: DataReport, console: Console | None = None) -> None:
+    """Print the findings, by default on standard output."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    console = console or Console(highlight=False, soft_wrap=True)
+    splits = found.splits
+    table = Table("", box=None, pad_edge=False)
+    for split in splits:
+        table.add_column(split.name, justify="right")
+    table.add_row("stored as", *(_stored(s.format, s.shards) for s in splits))
+    table.add_row("images", *(f"{s.images:,}" for s in splits))
+    table.add_row("classes", *(f"{s.classes:,}" for s in splits))
+    table.add_row("images per class *", *(_spread(s.per_class) for s in splits))
+    table.add_row("width in pixels *", *(_spread(s.width) for s in splits))
+    table.add_row("height in pixels *", *(_spread(s.height) for s in splits))
+    table.add_row("bytes per image *", *(_spread(s.image_bytes) for s in splits))
+    table.add_row("bytes", *(decimal(s.bytes) for s in splits))
+    for kind in dict.fromkeys(kind for s in splits for kind in s.kinds):
+        table.add_row(kind, *(f"{s.kinds.get(kind, 0):,}" for s in splits))
+    if any(s.damaged for s in splits):
+        table.add_row("damaged", *(f"{s.damaged:,}" for s in splits))
+    if any(s.turned for s in splits):
+        table.add_row("EXIF orientation set", *(f"{s.turned:,}" for s in splits))
+    console.print(table)
+    console.print("* minimum, median, maximum")
+    _list(console, "stops training", [f"{f.name}: {f.what}" for f in found.corrupt])
+    _list(console, "not in the data", [f"{f.name}: {f.what}" for f in found.left_out])
+    _list(console, "damaged", [f"{f.name}: {f.what}" for f in found.damaged])
+    across = [r for r in found.repeated if len(r.splits) > 1]
+    within = [r for r in found.repeated if len(r.splits) == 1]
+    for title, groups in (
+        ("in both train and val", across),
+        ("in several classes", [r for r in within if len(r.classes) > 1]),
+        ("duplicates within a class", [r for r in within if len(r.classes) == 1]),
+    ):
+        _list(console, title, [" = ".join(group.names) for group in groups])
+    _list(console, "wrong extension", [f"{f.name}: {f.what}" for f in found.misnamed])
+    _list(console, "unusual", [f"{f.name}: {f.what}" for f in found.unusual])
+    _list(console, "EXIF orientation set", found.turned)
+    _list(console, "other files, ignored in training", found.others)
+    console.print(f"{found.path}: {_verdict(found)}", markup=False)
+
+
+def _verdict(found: DataReport) -> str:
+    parts = ["no problem that stops training"]
+    if found.corrupt:
+        parts = [f"{len(found.corrupt):,} problems that stop training"]
+    if found.damaged:
+        parts.insert(0, f"damaged images: {len(found.damaged):,}, refused by data.verify=strict")
+    if found.left_out:
+        parts.insert(0, f"not in the data: {len(found.left_out):,} files or folders")
+    return "; ".join(parts)
+
+
+def _stored(form: str, shards: int) -> str:
+    return f"{form}, {shards:,} shards" if shards else form
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.least:,.0f}, {spread.median:,.0f}, {spread.most:,.0f}"
+
+
+def _list(console: Console, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    console.print(f"\n{title} ({len(lines):,}):", markup=False)
+    for line in lines[:_LINES]:
+        console.print(f"  {line}", markup=False)
+    if len(lines) > _LINES:
+        console.print(f"  and {len(lines) - _LINES:,} more; --json FILE has them", markup=False)

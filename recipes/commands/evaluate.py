@@ -36,32 +36,28 @@ def evaluate(
 
     \b
       torchrun --nproc-per-node GPUS
-          -m largebatch.recipes.commands.app evaluate RUN [KEY=VALUE]...
+          -m largebatch.recipes evaluate RUN [KEY=VALUE]...
     """
     import json
     import os
 
-    from ..errors import AgreedError
+    from ..errors import is_reported_here
     from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined
     from ..trained.pretrained import open_weights
     from ..trained.score import for_evaluation, score
     from ..training.process import reported_once
 
-    is_main = os.environ.get("RANK", "0") == "0"
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The processes of a machine read the same files and see the same GPUs: one of them reports.
-    with reported_once(lambda error: is_first_of_machine()):
+    with reported_once(is_first_of_machine):
         trained = open_weights(
             run, for_evaluation(overrides or []), recipe=recipe, ema=ema, trust_code=trust_code
         )
         device_of(trained.loaded.recipe, local_world_size - 1)
-    with (
-        reported_once(lambda error: is_main or not isinstance(error, AgreedError)),
-        joined(trained.loaded.recipe) as job,
-    ):
+    with reported_once(is_reported_here), joined(trained.loaded.recipe) as job:
         found = score(trained, job)
-    if not is_main:
+    if not job.is_main:
         return
     if found.left_out:
         typer.echo(f"largebatch: warning: {found.left_out}", err=True)

@@ -18,14 +18,10 @@ _REPORTS_OF_TORCHRUN = (
 
 
 def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
-    """Run a module on ``nproc`` processes with torchrun.
+    """Run a module on ``nproc`` processes with torchrun; the first that fails gives the exit code.
 
     torchrun's own report of a failure is left out: the process that failed has printed an error,
     unless a signal ended it. LOGLEVEL brings torchrun's log back.
-
-    Raises:
-        SystemExit: With the exit code of the first process that failed; 128 + the number of the
-            signal that ended it, or this process.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -64,18 +60,9 @@ def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
         raise SystemExit(128 - failure.exitcode) from None
 
 
-def torchrun_again(context: typer.Context, nproc: int, module: str) -> None:
-    """Run a command again under torchrun, with its arguments and options but for ``--nproc``.
-
-    Args:
-        context: That of the command.
-        nproc: Number of processes.
-        module: The module that is the command's entry under torchrun.
-
-    Raises:
-        SystemExit: As of :func:`torchrun`.
-    """
-    words = []
+def torchrun_again(context: typer.Context, nproc: int) -> None:
+    """Run a command again under torchrun, with its arguments and options but for ``--nproc``."""
+    words = context.command_path.split()[1:]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
         if parameter.name == "nproc" or value is None or value is False:
@@ -83,7 +70,7 @@ def torchrun_again(context: typer.Context, nproc: int, module: str) -> None:
         option = [parameter.opts[-1]] if parameter.param_type_name == "option" else []
         for each in value if isinstance(value, list | tuple) else [value]:
             words += option if each is True else [*option, str(each)]
-    torchrun(nproc, module, words)
+    torchrun(nproc, "largebatch.recipes", words)
 
 
 def _can_bind(nproc: int) -> bool:

@@ -92,20 +92,3 @@ Measured = Annotated[
         "of a step. Default: published for ResNet-50 on the GPU.",
     ),
 ]
-Picture = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Picture to write: .png, .svg or .pdf.")
-]
-
-
-def check_picture(out: Path) -> None:
-    """Check that a picture can be written, before the work that it shows is done.
-
-    Raises:
-        RecipeError: Its folder is missing, or its suffix is another than .png, .svg or .pdf.
-    """
-    from ..errors import RecipeError
-
-    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise RecipeError(f"--out: cannot write {out}; valid: a name with .png, .svg or .pdf")
-    if not out.parent.is_dir():
-        raise RecipeError(f"--out: cannot write {out}: no such folder; valid: a folder that exists")

@@ -90,14 +90,15 @@ def explain_keys(
     after `largebatch recipes keys --json > recipe.schema.json`.
     """
     import functools
+    import json
     import shutil
     import textwrap
 
     from ..errors import RecipeError, but_valid, exit_on_user_error
-    from ..schema.keys import LENGTHS, SCHEMA, all_keys, sections
+    from ..schema.keys import LENGTHS, all_keys, schema, sections
 
     if json_:
-        print(SCHEMA.read_text(encoding="utf-8"), end="")
+        print(json.dumps(schema(), indent=2))
         return
     shown = [key for key in all_keys() if section in (None, key.section, key.name)]
     if not shown:

@@ -65,18 +65,17 @@ def tune_lr(
     \b
       torchrun --nnodes N --nproc-per-node GPUS
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-          -m largebatch.recipes.tune_lr RECIPE [KEY=VALUE]... [OPTIONS]
+          -m largebatch.recipes tune lr RECIPE [KEY=VALUE]... [OPTIONS]
     """
-    from ..errors import AgreedError, RecipeError
+    from ..errors import RecipeError, is_reported_here
     from ..launcher import is_first_of_machine
     from ..schema.load import load
     from ..train import check
     from ..training.process import reported_once
 
     started = "RANK" in os.environ
-    is_main = os.environ.get("RANK", "0") == "0"
     values = overrides or []
-    with reported_once(lambda error: is_first_of_machine()):
+    with reported_once(is_first_of_machine):
         loaded = load(recipe, values)
         folder = out or Path("tuning") / loaded.name
         span = _range(lr)
@@ -85,7 +84,7 @@ def tune_lr(
         if not started and nproc > 1:
             check(loaded, nproc)
     if started or nproc == 1:
-        with reported_once(lambda error: is_main or not isinstance(error, AgreedError)):
+        with reported_once(is_reported_here):
             from ..ranks import joined
             from ..tune.learning_rate import report
             from ..tune.learning_rate.search import Search
@@ -100,7 +99,7 @@ def tune_lr(
             print(*report.summary(found), *written, sep="\n")
             print(f"train it: largebatch train {folder / report.RECIPE}{processes}")
         return
-    torchrun_again(context, nproc, "largebatch.recipes.tune_lr")
+    torchrun_again(context, nproc)
 
 
 def _say(line: str) -> None:

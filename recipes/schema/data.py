@@ -26,138 +26,86 @@ from .types import Float, Int, Positive, PositiveInt, Range, Section, Share, mus
 class Data(Section):
     """The images, and how they are read and augmented."""
 
-    source: one_of("folder", *SHARD_FORMATS, "synthetic") = Field(  # type: ignore[valid-type]
-        "folder",
-        description="Where images come from: class folders, shards in one of three formats, or "
-        "random images generated on the device.",
-    )
-    path: str | None = Field(
-        None,
-        description="Folder with train/CLASS/ and val/CLASS/, with CLASS/ alone where holdout is "
-        "set, or with the shards in train/ and val/. Indexed shards may also be at an http, https "
-        "or s3 URL. The query of a signed URL is not stored: a resume needs it again.",
-    )
-    train_shards: str | None = Field(
-        None,
-        description="Shards only: the training shards in path, as a pattern such as "
-        "'train-*.tar'. Default: those in train/.",
-    )
-    val_shards: str | None = Field(
-        None,
-        description="Shards only: the shards to evaluate, as a pattern. Default: those in val/.",
-    )
-    label_offset: Annotated[Int, Field(ge=0)] = Field(
-        0, description="Shards without an index only: the label of the first class."
-    )
-    train_images: PositiveInt = Field(
-        1_281_167,
-        description="Number of training images, for synthetic data. With other sources it is used "
-        "only to plan where the data is not available.",
-    )
-    val_images: Annotated[Int, Field(ge=0)] = Field(
-        0, description="Synthetic data only: number of images to evaluate; 0: no evaluation."
-    )
-    classes: PositiveInt = Field(1000, description="Synthetic data only: number of classes.")
-    holdout: PositiveInt | None = Field(
-        None,
-        description="Number of training images that are held out of training and evaluated in "
-        "place of val, for tuning.",
-    )
-    backend: one_of("auto", *BACKENDS) = Field(  # type: ignore[valid-type]
-        "auto",
-        description="Image decoder; auto: the fastest that is installed, which is DALI on a GPU "
-        "and for images of less than 192 pixels, else nvImageCodec.",
-    )
-    threads: PositiveInt | None = Field(
-        None,
-        description="Number of decoding threads per rank. Default: the cores divided by the ranks "
-        "of the machine.",
-    )
-    prefetch: PositiveInt | None = Field(
-        None,
-        description="Number of micro-batches decoded ahead of use. Default: 2, or 4 with DALI on a "
-        "GPU of compute capability 9.0 or higher.",
-    )
-    on_error: one_of(*ON_ERROR) = Field(  # type: ignore[valid-type]
-        "stop",
-        description="What to do about an unusable image: stop, or skip it and list it in the run "
-        "folder. One that cannot be read now is read again in the next epoch.",
-    )
-    verify: one_of(*VERIFY) = Field(  # type: ignore[valid-type]
-        "decode",
-        description="Which images are unreadable, for on_error. decode: those that the backend "
-        "cannot decode; of a damaged one it may use a part. strict: also damaged ones, the same "
-        "with every backend, found by libjpeg's warnings and PNG's checksums when an image is "
-        "first read.",
-    )
-    image_size: PositiveInt = Field(
-        224, description="Height and width of training images, in pixels."
-    )
-    eval_size: PositiveInt | None = Field(
-        None,
-        description="Height and width of evaluated images, in pixels. Default: image_size, or that "
-        "of the last stage.",
-    )
-    eval_resize: PositiveInt = Field(
-        256,
-        description="Length in pixels that the shorter side of an evaluated image is resized to "
-        "before the central crop.",
-    )
-    eval_interpolation: one_of(*INTERPOLATIONS) = Field(  # type: ignore[valid-type]
-        "bilinear",
-        description="How evaluated images are resized, antialiased.",
-    )
-    train_interpolation: one_of(*INTERPOLATIONS) = Field(  # type: ignore[valid-type]
-        "bilinear",
-        description="How training images are resized, antialiased, and moved by auto_augment.",
-    )
-    crop_area: Range = Field(
-        (0.08, 1.0),
-        description="Random crop of training images: smallest and largest share of the image's "
-        "area.",
-    )
-    crop_aspect: Range = Field(
-        (3 / 4, 4 / 3),
-        description="Random crop of training images: smallest and largest ratio of width to "
-        "height.",
-    )
+    source: one_of("folder", *SHARD_FORMATS, "synthetic") = "folder"  # type: ignore[valid-type]
+    """Where images come from: class folders, shards in one of three formats, or random images
+    generated on the device."""
+    path: str | None = None
+    """Folder with train/CLASS/ and val/CLASS/, with CLASS/ alone where holdout is set, or with the
+    shards in train/ and val/. Indexed shards may also be at an http, https or s3 URL. The query of
+    a signed URL is not stored: a resume needs it again."""
+    train_shards: str | None = None
+    """Shards only: the training shards in path, as a pattern such as 'train-*.tar'. Default: those
+    in train/."""
+    val_shards: str | None = None
+    """Shards only: the shards to evaluate, as a pattern. Default: those in val/."""
+    label_offset: Annotated[Int, Field(ge=0)] = 0
+    """Shards without an index only: the label of the first class."""
+    train_images: PositiveInt = 1_281_167
+    """Number of training images, for synthetic data. With other sources it is used only to plan
+    where the data is not available."""
+    val_images: Annotated[Int, Field(ge=0)] = 0
+    """Synthetic data only: number of images to evaluate; 0: no evaluation."""
+    classes: PositiveInt = 1000
+    """Synthetic data only: number of classes."""
+    holdout: PositiveInt | None = None
+    """Number of training images that are held out of training and evaluated in place of val, for
+    tuning."""
+    backend: one_of("auto", *BACKENDS) = "auto"  # type: ignore[valid-type]
+    """Image decoder; auto: the fastest that is installed, which is DALI on a GPU and for images of
+    less than 192 pixels, else nvImageCodec."""
+    threads: PositiveInt | None = None
+    """Number of decoding threads per rank. Default: the cores divided by the ranks of the
+    machine."""
+    prefetch: PositiveInt | None = None
+    """Number of micro-batches decoded ahead of use. Default: 2, or 4 with DALI on a GPU of compute
+    capability 9.0 or higher."""
+    on_error: one_of(*ON_ERROR) = "stop"  # type: ignore[valid-type]
+    """What to do about an unusable image: stop, or skip it and list it in the run folder. One that
+    cannot be read now is read again in the next epoch."""
+    verify: one_of(*VERIFY) = "decode"  # type: ignore[valid-type]
+    """Which images are unreadable, for on_error. decode: those that the backend cannot decode; of a
+    damaged one it may use a part. strict: also damaged ones, the same with every backend, found by
+    libjpeg's warnings and PNG's checksums when an image is first read."""
+    image_size: PositiveInt = 224
+    """Height and width of training images, in pixels."""
+    eval_size: PositiveInt | None = None
+    """Height and width of evaluated images, in pixels. Default: image_size, or that of the last
+    stage."""
+    eval_resize: PositiveInt = 256
+    """Length in pixels that the shorter side of an evaluated image is resized to before the central
+    crop."""
+    eval_interpolation: one_of(*INTERPOLATIONS) = "bilinear"  # type: ignore[valid-type]
+    """How evaluated images are resized, antialiased."""
+    train_interpolation: one_of(*INTERPOLATIONS) = "bilinear"  # type: ignore[valid-type]
+    """How training images are resized, antialiased, and moved by auto_augment."""
+    crop_area: Range = (0.08, 1.0)
+    """Random crop of training images: smallest and largest share of the image's area."""
+    crop_aspect: Range = (3 / 4, 4 / 3)
+    """Random crop of training images: smallest and largest ratio of width to height."""
     flip: Annotated[
         Share | Literal["alternating"], must_be("a probability from 0 to 1, or alternating")
-    ] = Field(
-        0.5,
-        description="Probability of a horizontal flip in training. alternating: half of the images "
-        "in even epochs, the others in odd ones.",
-    )
-    translate: Annotated[Int, Field(ge=0)] = Field(
-        0,
-        description="Pixels by which a training image is shifted at most, to any side, after "
-        "cropping and resizing. What comes into view is black.",
-    )
+    ] = 0.5
+    """Probability of a horizontal flip in training. alternating: half of the images in even epochs,
+    the others in odd ones."""
+    translate: Annotated[Int, Field(ge=0)] = 0
+    """Pixels by which a training image is shifted at most, to any side, after cropping and
+    resizing. What comes into view is black."""
     auto_augment: Annotated[str, AfterValidator(check_auto_augment)] | None = Field(
-        None,
-        description="Operations on training images, not with DALI: RandAugment in timm's notation, "
-        "such as rand-m7-mstd0.5-inc1; ta_wide, TrivialAugmentWide; 3_augment, that of DeiT III.",
-        examples=["rand-m7-mstd0.5-inc1", "ta_wide", "3_augment"],
+        None, examples=["rand-m7-mstd0.5-inc1", "ta_wide", "3_augment"]
     )
-    erasing: Share = Field(
-        0.0, description="Probability that a rectangle of a training image is erased."
-    )
-    erasing_mode: one_of(*ERASING_MODES) = Field(  # type: ignore[valid-type]
-        "const",
-        description="What an erased rectangle becomes. const: the mean colour; pixel: noise.",
-    )
-    repeats: PositiveInt = Field(
-        1,
-        description="Times that an image is shown in a row, each augmented on its own. An epoch "
-        "keeps its length, and so shows 1 / repeats of the images, others in each epoch.",
-    )
-    mean: tuple[Float, Float, Float] = Field(
-        IMAGENET_MEAN,
-        description="Mean of each channel (red, green, blue), subtracted from pixels in [0, 1].",
-    )
-    std: tuple[Positive, Positive, Positive] = Field(
-        IMAGENET_STD, description="Standard deviation of each channel, which pixels are divided by."
-    )
+    """Operations on training images, not with DALI: RandAugment in timm's notation, such as
+    rand-m7-mstd0.5-inc1; ta_wide, TrivialAugmentWide; 3_augment, that of DeiT III."""
+    erasing: Share = 0.0
+    """Probability that a rectangle of a training image is erased."""
+    erasing_mode: one_of(*ERASING_MODES) = "const"  # type: ignore[valid-type]
+    """What an erased rectangle becomes. const: the mean colour; pixel: noise."""
+    repeats: PositiveInt = 1
+    """Times that an image is shown in a row, each augmented on its own. An epoch keeps its length,
+    and so shows 1 / repeats of the images, others in each epoch."""
+    mean: tuple[Float, Float, Float] = IMAGENET_MEAN
+    """Mean of each channel (red, green, blue), subtracted from pixels in [0, 1]."""
+    std: tuple[Positive, Positive, Positive] = IMAGENET_STD
+    """Standard deviation of each channel, which pixels are divided by."""
 
     @field_serializer("path", when_used="json")
     def _stored(self, path: str | None) -> str | None:

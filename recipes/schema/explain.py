@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 
 from ...pipeline import without_secrets
 from ..errors import did_you_mean, suggested
-from .former import FORMER_KEYS
 from .recipe import Recipe
 from .types import SECTION_CHECK
 
@@ -44,8 +43,6 @@ def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     where = [str(part) for part in first["loc"]]
     key = ".".join(where)
-    if first["type"] == "extra_forbidden" and key in FORMER_KEYS:
-        return f"{key}: no longer a key; {FORMER_KEYS[key]}"
     if first["type"] == "extra_forbidden":
         section = _section(where[:-1])
         valid = [field.alias or name for name, field in section.model_fields.items()]

@@ -1,6 +1,7 @@
-"""The keys of a recipe: type, default and meaning, read from the packaged JSON schema.
+"""The keys of a recipe: type, default and meaning, and the JSON schema that editors use.
 
-Imports nothing heavy: the command line explains keys with it.
+The schema is pydantic's own, with two changes: a recipe may name one that it ``extends``, and no
+key is required, as that one may have it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .names import CONFIGS
+from pydantic.json_schema import GenerateJsonSchema
 
-#: The JSON schema of a recipe; :mod:`.json_schema` writes it.
-SCHEMA = CONFIGS / "recipe.schema.json"
+from ...lars import Span
+from .recipe import Recipe
+from .types import span_as_plain
 
 #: How the values of type "length" are written.
 LENGTHS = (
     "A length is a number of epochs (`5ep`), a number of steps (`500`) or a fraction of the run "
     "(`0.1dur`)."
 )
+
+_EXTENDS = {
+    "anyOf": [{"type": "string"}, {"type": "null"}],
+    "default": None,
+    "description": "Name or path of the recipe whose values this one starts from.",
+}
 
 
 @dataclass(frozen=True)
@@ -39,10 +47,26 @@ class Key:
         return self.name.rpartition(".")[0].removesuffix("[]")
 
 
+class _Generator(GenerateJsonSchema):
+    """pydantic's generator, with lengths as they are written, and without titles of keys."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def encode_default(self, dft: Any) -> Any:
+        return span_as_plain(dft) if isinstance(dft, Span) else super().encode_default(dft)
+
+
 @functools.cache
 def schema() -> dict[str, Any]:
     """The JSON schema of a recipe."""
-    content: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    content = Recipe.model_json_schema(schema_generator=_Generator)
+    for section in (content, *content["$defs"].values()):
+        section.pop("required", None)
+        for key in section["properties"].values():
+            if "description" in key:  # of several lines, as in the source
+                key["description"] = " ".join(key["description"].split())
+    content["properties"] = {"extends": _EXTENDS, **content["properties"]}
     return content
 
 

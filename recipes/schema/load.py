@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ...pipeline import without_secrets
 from ..errors import RecipeError, but_valid
 from ..files import DamagedFileError, parse_yaml, read_text
 from ..published import with_normalization
 from .explain import explain
-from .former import without_former_keys
 from .lr_scaling import RULES, scaled
 from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
@@ -154,8 +153,6 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
         raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
-    if _ran_as(path):  # a run's, by an earlier version
-        content = without_former_keys(content)
     base = content.pop("extends", None)
     below = [] if base is None else _levels(find(str(base), path.parent), chain)
     return [*below, content]
@@ -282,18 +279,17 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     return lines
 
 
-def with_defaults(old: dict[str, Any], recipe: BaseModel) -> dict[str, Any]:
-    """Return a recipe of an earlier version with the keys that it lacks, at their defaults.
+#: The keys without a default, and a source that needs no path.
+_LEAST = {
+    **{"model": {"name": ""}, "data": {"source": "synthetic"}, "optimizer": {"lr": 1.0}},
+    **{"batch_size": 1, "epochs": 1.0},
+}
 
-    That version did what these defaults say. ``recipe`` is the one to compare it with.
+
+def with_defaults(old: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of an earlier version with the keys that it lacks, at their defaults.
+
+    That version did what these defaults say.
     """
-    filled = dict(old)
-    for name, field in type(recipe).model_fields.items():
-        key, value = field.alias or name, getattr(recipe, name)
-        if isinstance(value, BaseModel) and isinstance(old.get(key), dict):
-            filled[key] = with_defaults(old[key], value)
-        elif key not in old and not field.is_required():
-            default = {name: field.get_default(call_default_factory=True)}
-            plain = recipe.model_copy(update=default).model_dump(mode="json", by_alias=True)
-            filled[key] = plain[key]
-    return filled
+    defaults = Recipe.model_validate(_LEAST).model_dump(mode="json", by_alias=True)
+    return _merge(defaults, old)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-#: The folder of the packaged recipes, and of the JSON schema of a recipe.
+#: The folder of the packaged recipes.
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 #: Name of the file that holds the recipe of a run, in the run's folder.

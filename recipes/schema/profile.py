@@ -28,14 +28,13 @@ class Profile(Section):
 
     steps: Annotated[
         str | None, BeforeValidator(_steps, json_schema_input_type=str | int | None)
-    ] = Field(
-        None,
-        description="Steps to record, from the first to the last: 10..15, or 10 for one; null: "
-        "none. Steps count from 1. The files are in the run's folder profile.",
-    )
+    ] = None
+    """Steps to record, from the first to the last: 10..15, or 10 for one; null: none. Steps count
+    from 1. The files are in the run's folder profile."""
     ranks: (
         Literal["all"] | Annotated[tuple[Annotated[Int, Field(ge=0)], ...], Field(min_length=1)]
-    ) = Field((0,), description="Ranks that record; all: every rank.")
+    ) = (0,)
+    """Ranks that record; all: every rank."""
 
     @property
     def first_and_last(self) -> tuple[int, int] | None:

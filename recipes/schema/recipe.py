@@ -75,135 +75,100 @@ class Recipe(Section):
 
     model: Model
     data: Data
-    batch_size: PositiveInt = Field(
-        description="Global batch size: images per update, over all ranks."
-    )
-    micro_batch_size: PositiveInt | None = Field(
-        None,
-        description="Images per rank and forward pass; gradients are accumulated up to batch_size. "
-        "Default: batch_size / ranks.",
-    )
+    batch_size: PositiveInt
+    """Global batch size: images per update, over all ranks."""
+    micro_batch_size: PositiveInt | None = None
+    """Images per rank and forward pass; gradients are accumulated up to batch_size. Default:
+    batch_size / ranks."""
     batch_norm: BatchNorm = BatchNorm()
-    scale: Literal["linear", "sqrt"] | None = Field(
-        None,
-        description="Rule that derives optimizer.lr where batch_size differs from the recipe that "
-        "is extended or overridden. Null again once the rate is derived.",
-    )
-    stages: tuple[Stage, ...] = Field(
-        (), description="Points of the run at which the image size or the batch size changes."
-    )
-    epochs: Positive = Field(description="Length of the run in epochs.")
-    seed: Annotated[Int, Field(ge=0, lt=2**63)] = Field(
-        0, description="Seed of the initial weights and of the order and augmentation of images."
-    )
+    scale: Literal["linear", "sqrt"] | None = None
+    """Rule that derives optimizer.lr where batch_size differs from the recipe that is extended or
+    overridden. Null again once the rate is derived."""
+    stages: tuple[Stage, ...] = ()
+    """Points of the run at which the image size or the batch size changes."""
+    epochs: Positive
+    """Length of the run in epochs."""
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the initial weights and of the order and augmentation of images."""
     optimizer: Optimizer
     schedule: Schedule = Schedule()
-    label_smoothing: Annotated[Float, Field(ge=0, lt=1)] = Field(
-        0.0, description="Share of the target that is spread evenly over all classes, in training."
-    )
+    label_smoothing: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target that is spread evenly over all classes, in training."""
     mixing: Mixing = Mixing()
     loss: Loss = Loss()
     precision: Annotated[
         one_of("auto", *PRECISION_NAMES),  # type: ignore[valid-type]
         BeforeValidator(_own_name, json_schema_input_type=_PrecisionName),
-    ] = Field(
-        "fp32",
-        description="Numeric precision. auto: bf16 or fp32, whichever is faster on the machine; "
-        "*-master: half-precision parameters and gradients with FP32 master weights. apex's O0 to "
-        "O3 mean fp32, fp16, fp16-master and fp16-pure.",
-    )
+    ] = "fp32"
+    """Numeric precision. auto: bf16 or fp32, whichever is faster on the machine; *-master:
+    half-precision parameters and gradients with FP32 master weights. apex's O0 to O3 mean fp32,
+    fp16, fp16-master and fp16-pure."""
     loss_scale: Annotated[
         Positive | one_of(*LOSS_SCALES),  # type: ignore[valid-type]
         must_be(f"a positive number or one of {', '.join(LOSS_SCALES)}"),
-    ] = Field(
-        "auto",
-        description="Loss scale. A number: static; auto: dynamic for FP16, none otherwise.",
-    )
-    max_skipped_steps: PositiveInt = Field(
-        20,
-        description="Number of consecutive steps skipped for gradient overflow before the run "
-        "stops.",
-    )
-    channels_last: Switch = Field(
-        "auto",
-        description="Keep images and weights in the channels-last (NHWC) memory format; auto: on "
-        "CUDA, where tensor cores want it. A model that calls view() on feature maps needs false.",
-    )
-    cudnn_benchmark: Switch = Field(
-        "auto",
-        description="CUDA only: time cuDNN's algorithms for each shape of convolution and keep the "
-        "fastest; auto: true, as a stage has one shape. With false, and deterministic algorithms "
-        "in torch, a resumed run repeats the same updates bit for bit.",
-    )
-    tf32: bool = Field(
-        True,
-        description="CUDA only: multiply matrices and convolve what stays FP32 in TF32, with 10 "
-        "bits of mantissa, on tensor cores.",
-    )
+    ] = "auto"
+    """Loss scale. A number: static; auto: dynamic for FP16, none otherwise."""
+    max_skipped_steps: PositiveInt = 20
+    """Number of consecutive steps skipped for gradient overflow before the run stops."""
+    channels_last: Switch = "auto"
+    """Keep images and weights in the channels-last (NHWC) memory format; auto: on CUDA, where
+    tensor cores want it. A model that calls view() on feature maps needs false."""
+    cudnn_benchmark: Switch = "auto"
+    """CUDA only: time cuDNN's algorithms for each shape of convolution and keep the fastest; auto:
+    true, as a stage has one shape. With false, and deterministic algorithms in torch, a resumed run
+    repeats the same updates bit for bit."""
+    tf32: bool = True
+    """CUDA only: multiply matrices and convolve what stays FP32 in TF32, with 10 bits of mantissa,
+    on tensor cores."""
     compile: Annotated[
         Literal["auto", "default", "reduce-overhead", "max-autotune"] | StrictBool,
         must_be("true, false, auto or one of default, reduce-overhead, max-autotune"),
-    ] = Field(
-        "auto",
-        description="Compile forward pass, loss and backward pass with torch.compile, in one of "
-        "its modes; true: default; auto: default on CUDA, in a run that is long enough to pay for "
-        "it and whose batch norm does not communicate, else false.",
-    )
-    device: Literal["auto", "cuda", "cpu"] = Field(
-        "auto", description="Device to train on; auto: CUDA where there is a GPU."
-    )
+    ] = "auto"
+    """Compile forward pass, loss and backward pass with torch.compile, in one of its modes; true:
+    default; auto: default on CUDA, in a run that is long enough to pay for it and whose batch norm
+    does not communicate, else false."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Device to train on; auto: CUDA where there is a GPU."""
     comm: Comm = Comm()
     init: Init = Init()
     ema: Ema = Ema()
-    evaluate_every: Period | None = Field(
-        Span(1, "ep"), description="Interval between evaluations; null: none."
-    )
-    log_every: Period = Field(
-        Span(10, ""), description="Interval between lines of metrics of the training loss."
-    )
+    evaluate_every: Period | None = Span(1, "ep")
+    """Interval between evaluations; null: none."""
+    log_every: Period = Span(10, "")
+    """Interval between lines of metrics of the training loss."""
     trust_ratios_every: Period | None = Field(
         None,
         description=f"For {' and '.join(e.name for e in OPTIMIZERS.values() if e.trust_ratios)}: "
         "interval between histograms of each layer's trust ratio; null: none.",
     )
-    gradient_noise_every: Period | None = Field(
-        None,
-        description="Interval between steps that measure the gradient noise scale, noise_scale in "
-        "the metrics; null: none. Needs accumulation or several ranks.",
-    )
+    gradient_noise_every: Period | None = None
+    """Interval between steps that measure the gradient noise scale, noise_scale in the metrics;
+    null: none. Needs accumulation or several ranks."""
     checkpoint: Checkpoint = Checkpoint()
     profile: Profile = Profile()
     track: Annotated[
         tuple[Tracker, ...],
         BeforeValidator(_listed, json_schema_input_type=Tracker | tuple[Tracker, ...]),
         AfterValidator(_distinct),
-    ] = Field(
-        ("tensorboard",),
-        description="Experiment trackers that get the metrics; mlperf writes the log of MLPerf "
-        "Training's closed division, result_0.txt; []: none.",
-    )
+    ] = ("tensorboard",)
+    """Experiment trackers that get the metrics; mlperf writes the log of MLPerf Training's closed
+    division, result_0.txt; []: none."""
     callbacks: Annotated[
         tuple[UserCallback, ...],
         BeforeValidator(expand_callbacks, json_schema_input_type=_CallbacksForm),
-    ] = Field(
-        (),
-        description="Callbacks of your own: dotted paths such as mypkg.module:MyCallback, or "
-        "{name: mypkg.module:MyCallback, args: {...}}.",
-    )
-    run_dir: str | None = Field(
-        None, description="Folder of the run. Default: runs/RECIPE/DATE-AND-TIME."
-    )
+    ] = ()
+    """Callbacks of your own: dotted paths such as mypkg.module:MyCallback, or {name:
+    mypkg.module:MyCallback, args: {...}}."""
+    run_dir: str | None = None
+    """Folder of the run. Default: runs/RECIPE/DATE-AND-TIME."""
     resume: Annotated[
         Resume, BeforeValidator(expand_resume, json_schema_input_type=_ResumeForm)
     ] = Resume()
-    target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = Field(
-        None,
-        description="Top-1 accuracy in percent at which the run stops; that of the weights, not of "
-        "their moving average.",
-    )
-    stop_after: Period | None = Field(
-        None, description="Where to stop early, on the schedule of the whole run."
-    )
+    target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = None
+    """Top-1 accuracy in percent at which the run stops; that of the weights, not of their moving
+    average."""
+    stop_after: Period | None = None
+    """Where to stop early, on the schedule of the whole run."""
 
     @property
     def eval_size(self) -> int:

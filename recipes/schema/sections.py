@@ -32,17 +32,14 @@ from .types import (
 class Model(Section):
     """The network."""
 
-    name: NameOrPath = Field(
-        description="Model of timm, airbench, alexnet_bn, resnet50_blurpool, resnet9, or the "
-        "dotted path of a factory, such as mypkg.module:factory, which is called with num_classes "
-        "and args.",
-    )
-    args: dict[str, Any] = Field({}, description="Keyword arguments of the model.")
-    zero_init_last_norm: bool = Field(
-        True,
-        description="Initialize the weight (gamma) of the last norm layer in each residual block "
-        "to zero, so that the block starts as its shortcut.",
-    )
+    name: NameOrPath
+    """Model of timm, airbench, alexnet_bn, resnet50_blurpool, resnet9, or the dotted path of a
+    factory, such as mypkg.module:factory, which is called with num_classes and args."""
+    args: dict[str, Any] = Field({})
+    """Keyword arguments of the model."""
+    zero_init_last_norm: bool = True
+    """Initialize the weight (gamma) of the last norm layer in each residual block to zero, so that
+    the block starts as its shortcut."""
 
     @model_validator(mode="after")
     def _check(self) -> Model:
@@ -55,18 +52,13 @@ class Model(Section):
 class BatchNorm(Section):
     """Which images share the statistics of batch norm; by default those of a micro-batch."""
 
-    images: PositiveInt | None = Field(
-        None,
-        description="Ghost batch norm: statistics of slices of this many images, a divisor of the "
-        "micro-batch.",
-    )
+    images: PositiveInt | None = None
+    """Ghost batch norm: statistics of slices of this many images, a divisor of the micro-batch."""
     ranks: Annotated[PositiveInt | Literal["all"] | None, must_be("a number of ranks, or all")] = (
-        Field(
-            None,
-            description="Synchronized batch norm: statistics over the micro-batches of this many "
-            "consecutive ranks, a divisor of the number of ranks, or of all ranks.",
-        )
+        None
     )
+    """Synchronized batch norm: statistics over the micro-batches of this many consecutive ranks, a
+    divisor of the number of ranks, or of all ranks."""
 
     def group(self, world_size: int) -> int:
         """Number of ranks that share statistics, of ``world_size``."""
@@ -88,40 +80,31 @@ class Optimizer(Section):
         "Adafactor, or the dotted path of a factory, such as mypkg.module:factory, which is "
         "called with parameter groups, lr and args.",
     )
-    lr: NotNegative = Field(description="Peak learning rate, for the global batch.")
-    body_lr_scale: NotNegative = Field(
-        1.0,
-        description="Factor of the learning rate of all parameters but the classifier's, over the "
-        "whole schedule: below 1 to fine-tune the weights of init.from.",
-    )
-    bias_lr_scale: NotNegative = Field(
-        1.0,
-        description="Factor of the learning rate of biases and norm layers, over the whole "
-        "schedule. Barlow Twins uses 0.024 (0.0048 and 0.2).",
-    )
+    lr: NotNegative
+    """Peak learning rate, for the global batch."""
+    body_lr_scale: NotNegative = 1.0
+    """Factor of the learning rate of all parameters but the classifier's, over the whole schedule:
+    below 1 to fine-tune the weights of init.from."""
+    bias_lr_scale: NotNegative = 1.0
+    """Factor of the learning rate of biases and norm layers, over the whole schedule. Barlow Twins
+    uses 0.024 (0.0048 and 0.2)."""
     momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(
         0.9,
         description=f"For {users('momentum')}: momentum coefficient. Others take it in args, as "
         "betas for example.",
     )
-    weight_decay: NotNegative = Field(
-        0.0,
-        description="Weight decay: with lars and sgd the coefficient of an L2 penalty that is "
-        "added to gradients, else what the optimizer makes of it (lamb, adamw and, for hidden "
-        "weights, muon decouple it from the gradients).",
-    )
+    weight_decay: NotNegative = 0.0
+    """Weight decay: with lars and sgd the coefficient of an L2 penalty that is added to gradients,
+    else what the optimizer makes of it (lamb, adamw and, for hidden weights, muon decouple it from
+    the gradients)."""
     nesterov: bool = Field(False, description=f"For {users('nesterov')}: use Nesterov momentum.")
-    clip_grad_norm: Positive | None = Field(
-        None,
-        description="Largest norm of the gradients of a step, all parameters together; larger ones "
-        "are scaled down to it before the update. null: no clipping.",
-    )
-    args: dict[str, Any] = Field(
-        {},
-        description="Keyword arguments of the optimizer without a key of their own: betas of "
-        "adamw; eps, denominator and trust_clip of lars. A recipe or override that names another "
-        "optimizer drops them.",
-    )
+    clip_grad_norm: Positive | None = None
+    """Largest norm of the gradients of a step, all parameters together; larger ones are scaled down
+    to it before the update. null: no clipping."""
+    args: dict[str, Any] = Field({})
+    """Keyword arguments of the optimizer without a key of their own: betas of adamw; eps,
+    denominator and trust_clip of lars. A recipe or override that names another optimizer drops
+    them."""
     trust_coefficient: Positive = Field(
         1e-3,
         description=f"For {users('trust_coefficient')}: factor of the trust ratio (eta in You et "
@@ -134,9 +117,8 @@ class Optimizer(Section):
         "2017, remark 2); torch, larc and simclr-popular: outside the buffer, as in SGD, where no "
         "correction is needed; in simclr-popular the trust ratio is that of the momentum.",
     )
-    decay_bias_and_norm: bool = Field(
-        False, description="Apply weight decay to biases and norm layers too."
-    )
+    decay_bias_and_norm: bool = False
+    """Apply weight decay to biases and norm layers too."""
     adapt_bias_and_norm: bool = Field(
         False,
         description=f"For {users('adapt_bias_and_norm')}: apply the trust ratio to biases and norm "
@@ -167,33 +149,27 @@ _APPLIES_TO = {
 class Schedule(Section):
     """The learning-rate schedule."""
 
-    name: Literal["polynomial", "cosine", "step", "constant"] = Field(
-        "polynomial", description="Shape of the decay after warm-up."
-    )
-    warmup: Length = Field(Span(0, ""), description="Length of the warm-up.")
-    warmup_shape: one_of(*WARMUP_SHAPES) = Field(  # type: ignore[valid-type]
-        "linear", description="Shape of the warm-up."
-    )
-    start: NotNegative = Field(0.0, description="Learning rate at the start of the warm-up.")
-    decay: Length | None = Field(
-        None, description="Polynomial and cosine: length of the decay. Default: until the end."
-    )
-    decay_from: one_of(*DECAY_FROM) = Field(  # type: ignore[valid-type]
-        "warmup",
-        description="Polynomial and cosine: whether the decay is counted from the end of warm-up "
-        "or from the start of the run.",
-    )
-    power: Positive = Field(2.0, description="Polynomial only: exponent of the decay.")
-    end: NotNegative = Field(
-        0.0, description="Polynomial and cosine: learning rate at the end of the decay."
-    )
-    milestones: tuple[Length, ...] = Field(
-        (),
-        description="Step only: where the learning rate drops, counted from the start of the run.",
-    )
-    factor: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.1, description="Step only: what the learning rate is multiplied by at each milestone."
-    )
+    name: Literal["polynomial", "cosine", "step", "constant"] = "polynomial"
+    """Shape of the decay after warm-up."""
+    warmup: Length = Span(0, "")
+    """Length of the warm-up."""
+    warmup_shape: one_of(*WARMUP_SHAPES) = "linear"  # type: ignore[valid-type]
+    """Shape of the warm-up."""
+    start: NotNegative = 0.0
+    """Learning rate at the start of the warm-up."""
+    decay: Length | None = None
+    """Polynomial and cosine: length of the decay. Default: until the end."""
+    decay_from: one_of(*DECAY_FROM) = "warmup"  # type: ignore[valid-type]
+    """Polynomial and cosine: whether the decay is counted from the end of warm-up or from the start
+    of the run."""
+    power: Positive = 2.0
+    """Polynomial only: exponent of the decay."""
+    end: NotNegative = 0.0
+    """Polynomial and cosine: learning rate at the end of the decay."""
+    milestones: tuple[Length, ...] = ()
+    """Step only: where the learning rate drops, counted from the start of the run."""
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Step only: what the learning rate is multiplied by at each milestone."""
 
     @model_validator(mode="after")
     def _check(self) -> Schedule:
@@ -215,21 +191,17 @@ class Schedule(Section):
 class Stage(Section):
     """A part of the run with another image size or batch size."""
 
-    from_: Period = Field(alias="from", description="Where the stage begins.")
-    image_size: PositiveInt | None = Field(
-        None, description="Height and width of training images, in pixels. Default: unchanged."
-    )
-    batch_size: PositiveInt | None = Field(
-        None, description="Global batch size; needs lr. Default: unchanged."
-    )
-    micro_batch_size: PositiveInt | None = Field(
-        None, description="Images per rank and forward pass. Default: unchanged."
-    )
-    lr: Literal["keep", "linear", "sqrt"] | None = Field(
-        None,
-        description="What multiplies the scheduled learning rate from here on. keep: 1; linear: "
-        "new / old batch_size; sqrt: the square root of that.",
-    )
+    from_: Period = Field(alias="from")
+    """Where the stage begins."""
+    image_size: PositiveInt | None = None
+    """Height and width of training images, in pixels. Default: unchanged."""
+    batch_size: PositiveInt | None = None
+    """Global batch size; needs lr. Default: unchanged."""
+    micro_batch_size: PositiveInt | None = None
+    """Images per rank and forward pass. Default: unchanged."""
+    lr: Literal["keep", "linear", "sqrt"] | None = None
+    """What multiplies the scheduled learning rate from here on. keep: 1; linear: new / old
+    batch_size; sqrt: the square root of that."""
 
     @model_validator(mode="after")
     def _check(self) -> Stage:
@@ -245,25 +217,18 @@ class Stage(Section):
 class Comm(Section):
     """The all-reduce of gradients."""
 
-    algorithm: one_of("auto", *ALGORITHM_NAMES) | None = Field(  # type: ignore[valid-type]
-        None,
-        description="All-reduce algorithm for every message size. auto: that of the plan, if one "
-        "is given; else ring on one node or with one rank on each, hierarchical on several nodes "
-        "of equal size, leader where sizes differ. Default: ring.",
-    )
-    plan: str | None = Field(
-        None, description="File with a plan from `largebatch comm tune`, in place of algorithm."
-    )
-    ranks_per_node: PositiveInt | None = Field(
-        None,
-        description="Number of ranks that are treated as one node. Default: the ranks of a "
-        "machine, as torchrun reports them.",
-    )
-    timeout_seconds: PositiveInt = Field(
-        600,
-        description="Time in seconds after which a collective fails although all ranks answer. A "
-        "rank that does not answer ends the run sooner: after 30 s and ten usual steps.",
-    )
+    algorithm: one_of("auto", *ALGORITHM_NAMES) | None = None  # type: ignore[valid-type]
+    """All-reduce algorithm for every message size. auto: that of the plan, if one is given; else
+    ring on one node or with one rank on each, hierarchical on several nodes of equal size, leader
+    where sizes differ. Default: ring."""
+    plan: str | None = None
+    """File with a plan from `largebatch comm tune`, in place of algorithm."""
+    ranks_per_node: PositiveInt | None = None
+    """Number of ranks that are treated as one node. Default: the ranks of a machine, as torchrun
+    reports them."""
+    timeout_seconds: PositiveInt = 600
+    """Time in seconds after which a collective fails although all ranks answer. A rank that does
+    not answer ends the run sooner: after 30 s and ten usual steps."""
 
     @model_validator(mode="after")
     def _check(self) -> Comm:
@@ -277,32 +242,25 @@ class Comm(Section):
 class Checkpoint(Section):
     """When checkpoints are written."""
 
-    every: Period | None = Field(
-        Span(1, "ep"), description="Interval between checkpoints; null: only at the end."
-    )
-    keep: PositiveInt = Field(2, description="Number of latest checkpoints to keep.")
-    keep_best: bool = Field(
-        False,
-        description="Also write and keep a checkpoint of the best top-1 accuracy so far.",
-    )
+    every: Period | None = Span(1, "ep")
+    """Interval between checkpoints; null: only at the end."""
+    keep: PositiveInt = 2
+    """Number of latest checkpoints to keep."""
+    keep_best: bool = False
+    """Also write and keep a checkpoint of the best top-1 accuracy so far."""
 
 
 class Init(Section):
     """Weights to start from."""
 
-    from_: str | None = Field(
-        None,
-        alias="from",
-        description="Initial weights: timm:NAME, published ones with their data.mean and data.std "
-        "where the recipe sets none, a file of timm, a weights.pt, or the folder of a run or "
-        "checkpoint; of the same model or a shallower one of its family.",
-    )
-    images: PositiveInt | None = Field(
-        None,
-        description="Number of training images, as in evaluation, that the model is initialized "
-        "from: for airbench, which whitens with its first layer, and models of your own with a "
-        "method init_from_images.",
-    )
+    from_: str | None = Field(None, alias="from")
+    """Initial weights: timm:NAME, published ones with their data.mean and data.std where the recipe
+    sets none, a file of timm, a weights.pt, or the folder of a run or checkpoint; of the same model
+    or a shallower one of its family."""
+    images: PositiveInt | None = None
+    """Number of training images, as in evaluation, that the model is initialized from: for
+    airbench, which whitens with its first layer, and models of your own with a method
+    init_from_images."""
 
     @model_validator(mode="after")
     def _check(self) -> Init:
@@ -314,21 +272,19 @@ class Init(Section):
 class Ema(Section):
     """The exponential moving average (EMA) of the weights."""
 
-    decay: Annotated[Float, Field(gt=0, lt=1)] | None = Field(
-        None,
-        description="Weight of the old average at each step, at most (1 + n) / (10 + n) at step n; "
-        "null: no average.",
-    )
+    decay: Annotated[Float, Field(gt=0, lt=1)] | None = None
+    """Weight of the old average at each step, at most (1 + n) / (10 + n) at step n; null: no
+    average."""
 
 
 class UserCallback(Section):
     """A callback of your own."""
 
-    name: DottedPath = Field(
-        description="Dotted path of a subclass of largebatch.recipes.training.callbacks.Callback, "
-        "or of a function that makes one."
-    )
-    args: dict[str, Any] = Field({}, description="Its keyword arguments.")
+    name: DottedPath
+    """Dotted path of a subclass of largebatch.recipes.training.callbacks.Callback, or of a function
+    that makes one."""
+    args: dict[str, Any] = Field({})
+    """Its keyword arguments."""
 
 
 def expand_callbacks(value: Any) -> Any:
@@ -342,16 +298,11 @@ def expand_callbacks(value: Any) -> Any:
 class Resume(Section):
     """Continuing a stopped run."""
 
-    from_: str | None = Field(
-        None,
-        alias="from",
-        description="latest: the newest checkpoint in run_dir; or the folder of a checkpoint.",
-    )
-    reshard: bool = Field(
-        False,
-        description="Accept a checkpoint from another number of ranks or size of micro-batches. "
-        "The global batch stays; a micro-batch that the recipe leaves open does not grow.",
-    )
+    from_: str | None = Field(None, alias="from")
+    """latest: the newest checkpoint in run_dir; or the folder of a checkpoint."""
+    reshard: bool = False
+    """Accept a checkpoint from another number of ranks or size of micro-batches. The global batch
+    stays; a micro-batch that the recipe leaves open does not grow."""
 
 
 def expand_resume(value: Any) -> Any:

@@ -15,27 +15,20 @@ from .types import Float, NotNegative, PositiveInt, Section, Share, wrong
 class Mixing(Section):
     """Mixup and CutMix: training images blended with others of their group."""
 
-    mixup: NotNegative = Field(
-        0.0,
-        description="Alpha of the Beta(alpha, alpha) distribution from which mixup draws an "
-        "image's own weight (Zhang et al. 2017); 0: no mixup.",
-    )
-    cutmix: NotNegative = Field(
-        0.0,
-        description="Alpha of the Beta(alpha, alpha) distribution from which CutMix draws the "
-        "share of an image outside of the box that it takes from another (Yun et al. 2019); 0: no "
-        "CutMix.",
-    )
-    prob: Share = Field(1.0, description="Probability that a group is mixed.")
-    switch_prob: Share = Field(
-        0.5, description="Probability of CutMix in place of mixup, where both are on."
-    )
-    group: PositiveInt = Field(
-        32,
-        description="Number of consecutive images, even, whose halves are mixed with one another, "
-        "with one weight or one box; a divisor of every micro-batch. Every number of ranks then "
-        "mixes the same images. From twice data.repeats on, no image is mixed with itself.",
-    )
+    mixup: NotNegative = 0.0
+    """Alpha of the Beta(alpha, alpha) distribution from which mixup draws an image's own weight
+    (Zhang et al. 2017); 0: no mixup."""
+    cutmix: NotNegative = 0.0
+    """Alpha of the Beta(alpha, alpha) distribution from which CutMix draws the share of an image
+    outside of the box that it takes from another (Yun et al. 2019); 0: no CutMix."""
+    prob: Share = 1.0
+    """Probability that a group is mixed."""
+    switch_prob: Share = 0.5
+    """Probability of CutMix in place of mixup, where both are on."""
+    group: PositiveInt = 32
+    """Number of consecutive images, even, whose halves are mixed with one another, with one weight
+    or one box; a divisor of every micro-batch. Every number of ranks then mixes the same images.
+    From twice data.repeats on, no image is mixed with itself."""
 
     @property
     def is_on(self) -> bool:
@@ -52,20 +45,14 @@ class Mixing(Section):
 class Loss(Section):
     """The loss of training."""
 
-    name: Literal["cross-entropy", "binary-cross-entropy"] = Field(
-        "cross-entropy",
-        description="What is minimized. cross-entropy: that of the softmax over classes; "
-        "binary-cross-entropy: that of a sigmoid for each class.",
-    )
-    threshold: Annotated[Float, Field(ge=0, lt=1)] | None = Field(
-        None,
-        description="Binary cross-entropy only: targets above it, after mixing and smoothing, "
-        "count as 1 and others as 0; null: as they are.",
-    )
-    sum_classes: bool = Field(
-        False,
-        description="Binary cross-entropy only: add up the classes, in place of their mean.",
-    )
+    name: Literal["cross-entropy", "binary-cross-entropy"] = "cross-entropy"
+    """What is minimized. cross-entropy: that of the softmax over classes; binary-cross-entropy:
+    that of a sigmoid for each class."""
+    threshold: Annotated[Float, Field(ge=0, lt=1)] | None = None
+    """Binary cross-entropy only: targets above it, after mixing and smoothing, count as 1 and
+    others as 0; null: as they are."""
+    sum_classes: bool = False
+    """Binary cross-entropy only: add up the classes, in place of their mean."""
 
     @model_validator(mode="after")
     def _check(self) -> Loss:

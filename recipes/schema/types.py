@@ -86,8 +86,15 @@ Period = Annotated[Length, AfterValidator(_not_zero), _span_schema(1)]
 
 
 class Section(BaseModel):
-    """A group of keys. Unknown keys are refused, and values cannot be changed."""
+    """A group of keys, each with its meaning below it.
+
+    Unknown keys are refused, and values cannot be changed.
+    """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )

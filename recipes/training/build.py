@@ -129,7 +129,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     recipe = loaded.recipe
     folder, resume_from, saved = place.folder, place.resume_from, place.saved
     if saved:
-        saved = {**saved, "recipe": with_defaults(saved["recipe"], recipe)}
+        saved = {**saved, "recipe": with_defaults(saved["recipe"])}
     left_out = LeftOut()
     train, val = build_sources(recipe, left_out)
     most = largest_micro_batch(saved) if recipe.resume.reshard else None

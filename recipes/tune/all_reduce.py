@@ -1,7 +1,7 @@
 """Measure all-reduces and write a plan, as ``largebatch comm tune`` does.
 
 That command starts torchrun on this machine. On several machines, run
-``torchrun [...] -m largebatch.recipes.tune_comm``, which takes the same options.
+``torchrun [...] -m largebatch.recipes comm tune``, which takes the same options.
 """
 
 from __future__ import annotations

@@ -49,9 +49,8 @@ runpy.run_module(f"largebatch.recipes.{module}", run_name="__main__", alter_sys=
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ("pydantic", ["commands.app", "recipes", "show", "digits"]),
-        ("typer", ["commands.app", "--help"]),
-        ("typer", ["tune_comm"]),
+        ("pydantic", ["__main__", "recipes", "show", "digits"]),
+        ("typer", ["__main__", "--help"]),
         ("pydantic", ["train", "digits"]),
     ],
 )

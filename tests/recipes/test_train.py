@@ -55,7 +55,7 @@ def test_started_by_the_command_torchrun_adds_nothing(tmp_path):
     """The two ranks diverge together, which only the run can find."""
     diverging = ["optimizer.name=sgd", "optimizer.lr=1e30", "schedule.end=1e30"]
     result = start(
-        tmp_path, "largebatch.recipes.commands.app", "train", "digits", "--nproc", "2",
+        tmp_path, "largebatch.recipes", "train", "digits", "--nproc", "2",
         *SYNTHETIC, *diverging, "run_dir=run",
     )  # fmt: skip
     assert result.returncode == 1

@@ -186,7 +186,10 @@ def _target(accuracy: float | None, metrics: Metrics) -> dict[str, Any] | None:
 def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[str, Path]) -> None:
     """Show how a run ended, and where some files are; lines fit 100 columns where paths allow."""
     place = f"at step {facts['step']:,} of {facts['total_steps']:,}, epoch {facts['epoch']:.1f}"
-    run.say(f"{run.name}, seed {run.recipe.seed}: {status} {place}")
+    how: str = status
+    if status == "finished" and facts["step"] < facts["total_steps"]:
+        how = "reached its target" if facts["target"] else "stopped by stop_after"
+    run.say(f"{run.name}, seed {run.recipe.seed}: {how} {place}")
     for name, text in _reached(facts, run.recipe.target_accuracy):
         run.say(f"  {name:17}{text}")
     for label, seconds, more in _where_the_time_went(facts):

@@ -70,7 +70,7 @@ class Study:
         if known is None:
             self.set_note("of", now)
             return
-        known = {**known, "recipe": with_defaults(known["recipe"], same)}
+        known = {**known, "recipe": with_defaults(known["recipe"])}
         if different := differences(known, now):
             raise RecipeError(
                 f"--out: {self._folder} holds another study: {different[0]}; valid: another folder"

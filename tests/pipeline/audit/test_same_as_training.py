@@ -26,7 +26,7 @@ from largebatch.pipeline import (
     printable,
 )
 from largebatch.pipeline.sources.base import is_hidden
-from largebatch.recipes.commands.data_table import print_summary
+from largebatch.recipes.commands.data_check import print_summary
 from tests.conftest import SPECIAL, refused
 
 HIDDEN = (".ipynb_checkpoints", "@eaDir", "__MACOSX", "lost+found", "$RECYCLE.BIN", ".git")

@@ -23,8 +23,7 @@ def test_every_image_is_in_exactly_one_part(folder, count):
 
 
 def test_a_subset_keeps_bytes_and_labels(folder):
-    numbers = np.array([40, 3, 22])
-    subset = Subset(folder, numbers)
+    subset = Subset(folder, [40, 3, 22])
     assert subset.classes == folder.classes
     assert subset.labels.tolist() == [2, 0, 1]
     wanted = folder.read(np.array([22, 40]))

@@ -36,14 +36,13 @@ helped = list(groups(get_command(app)))
 for words in helped:
     result = CliRunner().invoke(app, [*words, "--help"], prog_name="largebatch")
     assert result.exit_code == 0, (words, result.output)
-keys = CliRunner().invoke(app, ["recipes", "keys", "--json"])
 for words in ("train dig", "recipes sh", "export RUN --t"):
     os.environ.update(COMP_WORDS="largebatch " + words, COMP_CWORD=str(len(words.split())))
     os.environ["_LARGEBATCH_COMPLETE"] = "complete_bash"
     completed = CliRunner().invoke(app, [], prog_name="largebatch")
     assert completed.output.strip(), words
 heavy = [m for m in ("torch", "numpy", "yaml", "timm", "PIL") if m in sys.modules]
-print(json.dumps([len(helped), keys.exit_code, heavy]))
+print(json.dumps([len(helped), heavy]))
 """
 
 
@@ -56,7 +55,6 @@ def test_help_and_completion_do_not_import_torch():
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    helped, exit_code, heavy = json.loads(result.stdout)
+    helped, heavy = json.loads(result.stdout)
     assert helped > 20
-    assert exit_code == 0
     assert heavy == []

@@ -78,17 +78,3 @@ def test_mistakes_are_answered_in_one_line(critical_batch, options, message):
     assert result.exit_code == 2
     assert result.stderr.startswith(f"largebatch: error: {message}"), result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_the_processes_of_torchrun_are_given_the_same_options(critical_batch, monkeypatch):
-    started = []
-    monkeypatch.setattr(
-        "largebatch.recipes.commands.launch.torchrun", lambda *given: started.extend(given)
-    )
-    options = ["--batches", "4,8", "--epochs", "4.0", "--rule", "sqrt"]
-    options += ["--minutes", "15.0", "--out", "mine"]
-    result = critical_batch(*options, "--nproc", "2", "micro_batch_size=2")
-    assert result.exit_code == 0, result.output
-    nproc, module, (name, *given) = started
-    assert (nproc, module, name) == (2, "largebatch.recipes.critical_batch", "digits")
-    assert given[-11:] == ["micro_batch_size=2", *options]

@@ -138,7 +138,6 @@ def test_images_that_share_statistics_are_counted(on_ranks):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["over=ghost"], "batch_norm.over: no longer a key; use batch_norm.images=N"),
         (["images=2", "ranks=2"], "batch_norm.images: cannot be combined with batch_norm.ranks"),
         (["images=0"], "batch_norm.images: .*greater than 0"),
         (["ranks=some"], "batch_norm.ranks: must be a number of ranks, or all"),

@@ -1,13 +1,12 @@
 """The JSON schema that editors use, and the table of keys, agree with what is checked."""
 
-import json
 import re
 
 import jsonschema
 import pytest
 import yaml
 
-from largebatch.recipes.schema import json_schema, keys
+from largebatch.recipes.schema import keys
 from largebatch.recipes.schema.explain import keys_of
 from largebatch.recipes.schema.load import dump, load
 from largebatch.recipes.schema.names import CONFIGS, recipe_names
@@ -33,16 +32,14 @@ def problems(text):
 VALIDATOR = jsonschema.Draft202012Validator(keys.schema())
 
 
-def test_the_packaged_file_is_that_of_the_schema():
-    """After a change to the schema: python -m largebatch.recipes.schema.json_schema."""
-    assert keys.SCHEMA.read_text(encoding="utf-8") == json_schema.text()
-    jsonschema.Draft202012Validator.check_schema(keys.schema())
-
-
 @pytest.mark.parametrize("name", recipe_names())
-def test_packaged_recipes_are_valid(name):
-    assert problems((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")) == []
-    assert problems(dump(load(name).recipe)) == []
+def test_a_packaged_recipe_is_valid_and_described_and_can_be_read_back(name, tmp_path):
+    loaded, path = load(name), tmp_path / f"{name}.yaml"
+    assert len(loaded.head.partition("\n")[0]) > 20
+    path.write_text(dump(loaded.recipe))
+    assert load(str(path)).recipe == loaded.recipe
+    for written in (CONFIGS / f"{name}.yaml", path):
+        assert problems(written.read_text(encoding="utf-8")) == []
 
 
 MINIMAL = """
@@ -61,7 +58,6 @@ optimizer: {lr: 1.0}
         "extends: digits\n",
         "extends: mine.yaml\noptimizer: {momentum: 0.5}\nmodel: {args: {drop_rate: 0.1}}\n",
         MINIMAL + "resume: true\n",
-        MINIMAL + "resume: runs/x/checkpoints/step-00000004\n",
         MINIMAL + "resume: {from: latest, reshard: true}\n",
         MINIMAL + "precision: O2\nloss_scale: 1024\n",
         MINIMAL + "track: wandb\ncallbacks: mypkg.module:Mine\n",
@@ -84,13 +80,10 @@ def test_valid_recipes_are_accepted(text, tmp_path):
         (MINIMAL + "lr: 3\n", "Additional properties are not allowed ('lr' was unexpected)"),
         (MINIMAL + "ema: {dekay: 0.9}\n", "('dekay' was unexpected)"),
         (MINIMAL + "precision: fp8\n", "'fp8' is not one of ['auto', 'fp32'"),
-        (MINIMAL + "seed: -1\n", "-1 is less than the minimum of 0"),
         (MINIMAL + "seed: true\n", "True is not of type 'integer'"),
-        (MINIMAL + "profile: {ranks: []}\n", "[] is not valid under any of the given schemas"),
         (MINIMAL + "label_smoothing: 1\n", "1 is greater than or equal to the maximum of 1"),
         (MINIMAL + "log_every: 0\n", "0 is not valid under any of the given schemas"),
         (MINIMAL + "log_every: 5epochs\n", "'5epochs' is not valid under any of the given"),
-        (MINIMAL + "loss_scale: 0\n", "0 is not valid under any of the given schemas"),
         ("extends: digits\ndata: {crop_area: [0.1]}\n", "[0.1] is too short"),
     ],
 )
@@ -133,4 +126,5 @@ def test_types_are_in_words():
     assert types["track"].startswith("one of tensorboard, wandb, mlflow, mlperf, or list")
     assert types["callbacks[].name"] == "string"
     assert types["checkpoint.every"] == "length or null"
-    assert json.loads(keys.SCHEMA.read_text())["$defs"]["Optimizer"]["description"]
+    assert keys.schema()["$defs"]["Optimizer"]["description"]
+    jsonschema.Draft202012Validator.check_schema(keys.schema())

@@ -50,7 +50,7 @@ def test_what_nobody_reads_ends_nothing(closes):
 def test_a_run_whose_first_line_alone_is_read_goes_on(photos, tmp_path):
     words = ["train", "digits", *BASE, f"data.path={photos}", "epochs=1", f"run_dir={tmp_path}/run"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "largebatch.recipes.commands.app", *words],
+        [sys.executable, "-m", "largebatch.recipes", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

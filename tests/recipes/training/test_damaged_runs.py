@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from largebatch.recipes.commands.runs_table import SORTS, lines, sort_value
+from largebatch.recipes.commands.runs import SORTS, lines, sort_value
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.report.page import render
 from largebatch.recipes.report.picture import write_picture

@@ -240,7 +240,7 @@ def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos):
     """The command in the output starts both ranks again, with the recipe as it was overridden."""
     words = ["digits", "--nproc", "2", *BASE, f"data.path={photos}", f"run_dir={RUN}", "epochs=200"]
     words += ["comm.algorithm=ring", "log_every=1", "evaluate_every=null"]
-    program = [sys.executable, "-m", "largebatch.recipes.commands.app"]
+    program = [sys.executable, "-m", "largebatch.recipes"]
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[4] / 'src'}"}
     environment |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
