@@ -59,7 +59,7 @@ def load(
             valid.
     """
     path = find(name)
-    called = called or _ran_as(path) or path.stem
+    called = called or _name_of(path)
     return _load(_levels(path, ()), overrides, called, _head(path), asks_timm=asks_timm)
 
 
@@ -237,14 +237,15 @@ def _override(content: dict[str, Any], override: str) -> None:
     content.update(_merge(content, over))
 
 
-def _ran_as(path: Path) -> str | None:
-    """The name of the recipe of a run, whose file in the run's folder has another."""
+def _name_of(path: Path) -> str:
+    """The name of a file's recipe; of ``recipe.yaml`` that which ran, or else the folder's."""
     if path.name != RECIPE:
-        return None
+        return path.stem
     try:
-        return recipe_name(read_text(path))
+        ran = recipe_name(read_text(path))
     except (OSError, DamagedFileError):  # which whoever reads its content says
-        return None
+        ran = None
+    return ran or path.absolute().parent.name
 
 
 def _head(path: Path) -> str:

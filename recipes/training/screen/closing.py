@@ -192,9 +192,9 @@ def say(run: RunContext, status: Status, facts: dict[str, Any], files: Mapping[s
     run.say(f"{run.name}, seed {run.recipe.seed}: {how} {place}")
     for name, text in _reached(facts, run.recipe.target_accuracy):
         run.say(f"  {name:17}{text}")
-    for label, seconds, more in _where_the_time_went(facts):
+    for label, seconds in _where_the_time_went(facts):
         share = 100 * seconds / (facts["time_spent"]["total"] or 1)
-        run.say(f"{label:28}{duration(seconds):>10}  {share:5.1f} %{more}")
+        run.say(f"{label:28}{duration(seconds):>10}  {share:5.1f} %")
     stages, *hints = facts.get("input_advice") or [""]
     if stages:
         run.say("\n  suggestion: ".join([f"training waited for data: {stages}", *hints]))
@@ -231,19 +231,17 @@ def _reached(facts: dict[str, Any], target: float | None) -> Iterable[tuple[str,
         yield "images skipped", f"{facts['skipped_images']:,}"
 
 
-def _where_the_time_went(facts: dict[str, Any]) -> Iterable[tuple[str, float, str]]:
-    """Label, seconds and a note of each part of the wall time, and of training where known."""
+def _where_the_time_went(facts: dict[str, Any]) -> Iterable[tuple[str, float]]:
+    """Label and seconds of each part of the wall time, and of training where known."""
     spent, phases = facts["time_spent"], facts["training_time"]
     since = f" since step {facts['from_step']:,}" if facts["from_step"] else ""
-    yield f"where the time went{since}", spent["total"], ""
+    yield f"where the time went{since}", spent["total"]
     for part in (part for part in PARTS if spent[part]):
-        yield f"  {part.replace('_', '-')}", spent[part], ""
+        yield f"  {part.replace('_', '-')}", spent[part]
         if part == "training" and phases:
             for phase in (phase for phase in PHASES if phase in phases):
-                first = facts["first_wait_seconds"] if phase == "input_seconds" else 0.0
-                more = f", {duration(first)} of it before the first step" if first else ""
-                yield f"    {PHASES[phase]}", phases[phase], more
-            yield "    rest of training", max(0.0, spent[part] - sum(phases.values())), ""
+                yield f"    {PHASES[phase]}", phases[phase]
+            yield "    rest of training", max(0.0, spent[part] - sum(phases.values()))
 
 
 # --- the commands to go on with -------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,6 @@ class RunClock:
         self._now, self._part, self._since = now, "start_up", now()
         self._spent = {**dict.fromkeys(PARTS, 0.0), "start_up": before}
         self._phases: dict[str, float] = {}
-        self._first_wait = 0.0
         self.lasted: dict[str, float] = {}
 
     def begin(self, part: str) -> None:
@@ -67,10 +66,8 @@ class RunClock:
         self.begin(self._part)
         return dict(self._spent)
 
-    def read(self, values: Mapping[str, float], waits: Sequence[float]) -> None:
-        """Add the metrics of a reading, and the wait of each of its steps for its input."""
-        if not self._phases and waits:
-            self._first_wait = waits[0]
+    def read(self, values: Mapping[str, float]) -> None:
+        """Add the metrics of a reading."""
         for name in PHASES:
             if name in values:
                 self._phases[name] = self._phases.get(name, 0.0) + values[name]
@@ -82,7 +79,6 @@ class RunClock:
         return {
             "time_spent": {**spent, "total": round(sum(spent.values()), 3)},
             "training_time": phases,
-            "first_wait_seconds": round(self._first_wait, 3),
         }
 
 

@@ -126,7 +126,7 @@ class Readings:
                 "loss_scale": self._precision.loss_scale,
                 "skipped_steps": float(self._precision.skipped_steps),
             }
-        self._clock.read(values, waits)
+        self._clock.read(values)
         return values, [round(wait, 6) for wait in waits]
 
 

@@ -227,7 +227,9 @@ class Search:
             if is_main:
                 with suppress(Exception):
                     self._study.tell("interrupted")
-                    self._write()
+                    if self._write():
+                        best = f"{self.out / report.RECIPE} has the best settings so far"
+                        self.say(f"interrupted: {best}; the same command goes on from here")
             raise
         finally:
             if is_main:

@@ -35,6 +35,8 @@ def test_a_recipe_extends_another_by_path_or_name(folder):
     assert loaded.head == "Mine."
     assert (loaded.recipe.batch_size, loaded.recipe.epochs) == (128, 2)
     assert (loaded.recipe.optimizer.lr, loaded.recipe.optimizer.momentum) == (3, 0.5)
+    (folder / "recipe.yaml").write_text("extends: base.yaml\n")  # as a search for a rate leaves it
+    assert load(str(folder / "recipe.yaml")).name == folder.name
     (folder / "mine.yaml").write_text("extends: digits\nepochs: 3\n")
     mine = load(str(folder / "mine.yaml")).recipe
     assert mine == load("digits", ["epochs=3"]).recipe

@@ -63,7 +63,7 @@ LINES = [
 ]
 SPENT = {"training": 60.0, "evaluation": 20.0, "checkpoints": 0.0, "start_up": 15.0, "rest": 5.0}
 PHASES = {"input_seconds": 6.0, "forward_seconds": 18.0, "backward_seconds": 30.0}
-TIMES = {"time_spent": {**SPENT, "total": 100.0}, "first_wait_seconds": 2.0}
+TIMES = {"time_spent": {**SPENT, "total": 100.0}}
 ADVICE = ["an image takes 9 ms to read", "threads: data.threads=3 instead of 1", "cores: 8"]
 
 

@@ -160,9 +160,6 @@ def test_the_trainer_counts_each_part_where_it_belongs(small, tmp_path, monkeypa
         of_lines = sum(line[name] for line in lines if line["split"] == "train")
         assert 0 < summary["training_time"][name] == pytest.approx(of_lines, abs=2e-3)
     assert summary["training_time"].keys() == names
-    assert summary["first_wait_seconds"] == pytest.approx(
-        lines[0]["step_wait_seconds"][0], abs=1e-3
-    )
 
 
 # --- the phases of a step -------------------------------------------------------------------
