@@ -132,7 +132,7 @@ def recipe_files() -> str:
 
 
 def recipe_keys() -> str:
-    """A table for each section of the schema; names in angle brackets are no HTML."""
+    """The keys of each section of the schema; names in angle brackets are no HTML."""
     parts = [LENGTHS, f"## Top level\n\n{_keys_of('')}"]
     for name, meaning in sections().items():
         parts.append(f"## `{name}`\n\n{meaning}\n\n{_keys_of(name)}")
@@ -140,12 +140,12 @@ def recipe_keys() -> str:
 
 
 def _keys_of(section: str) -> str:
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    lines = []
     for key in all_keys():
         if key.section == section:
-            default = "required" if key.default is None else f"`{key.default}`"
-            cells = (f"`{key.name}`", key.type, default, key.meaning)
-            lines.append(f"| {' | '.join(cells)} |".replace("*", r"\*"))
+            default = "required" if key.default is None else f"by default `{key.default}`"
+            line = f"- `{key.name}` ({key.type}; {default}): {key.meaning}"
+            lines.append(line.replace("*", r"\*"))
     return "\n".join(lines)
 
 
