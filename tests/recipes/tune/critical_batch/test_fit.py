@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.tune.critical_batch.fit import Observation, fit_losses, profile
+from largebatch.recipes.tune.critical_batch.fit import fit_losses, profile
 
 #: Batch size and mean epochs to 75.9 % of MLPerf's reference convergence points of ResNet-50
 #: (mlcommons/logging, rcp_checker/training_1.0.0 to 4.0.0).
@@ -23,7 +23,7 @@ def losses(critical, batches=(64, 128, 256), lengths=(4, 8, 16), spread=0.0, see
     """Losses by a power law of effective epochs, with relative noise."""
     noise = random.Random(seed)
     factors = ((b, n, noise.lognormvariate(0, spread)) for b in batches for n in lengths)
-    return [Observation(b, n, 3 * (n / (1 + b / critical)) ** -0.6 * of) for b, n, of in factors]
+    return [(b, n, 3 * (n / (1 + b / critical)) ** -0.6 * of) for b, n, of in factors]
 
 
 def fit_epochs(points):
@@ -40,7 +40,7 @@ def fit_epochs(points):
 @settings(max_examples=15)
 @given(critical=st.floats(20, 5000), degree=st.sampled_from([(4, 16), (4, 8, 16)]))
 def test_an_exact_law_is_found(critical, degree):
-    diverged = Observation(512, 8, math.nan)  # is left out
+    diverged = (512, 8, math.nan)  # is left out
     found = fit_losses([*losses(critical, lengths=degree), diverged])
     assert found.batch_size == pytest.approx(critical, rel=0.01)
     assert found.determined
