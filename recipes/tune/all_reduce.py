@@ -28,10 +28,10 @@ from ...comm import (
     tune,
 )
 from ..errors import RecipeError
+from ..output import console, table, writing
 from ..predict.scaling import step_profile
 from ..ranks import group_destroyed
 from ..schema.load import load
-from ..tables import console, table
 from ..words import binary_size, describe_rule
 
 _TIMEOUT = timedelta(seconds=300)
@@ -211,7 +211,5 @@ def draw(tuned: Tuned, out: Path) -> None:
     axes.set_title("\n".join(lines), fontsize=9)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
-    try:
+    with writing(out):
         figure.savefig(out, dpi=110)
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"--out: cannot write {out}: {error}") from None

@@ -1,9 +1,15 @@
-"""Tables of numbers, and the console on which commands print them."""
+"""What commands print as tables of numbers, and write where ``--out`` says."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
+
+from .errors import RecipeError
 
 
 def console(width: int = 160) -> Console:
@@ -20,3 +26,12 @@ def table(*columns: str, words: int | None = 0, title: str | None = None) -> Tab
     for index, column in enumerate(columns):
         found.add_column(column, justify="left" if index == words else "right")
     return found
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Name the file or folder of ``--out`` in one line if it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RecipeError(f"--out: cannot write {place}: {error.strerror or error}") from None
