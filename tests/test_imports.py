@@ -57,7 +57,8 @@ ORDER = {
         "prepare",
     ),
     "recipes": (
-        "errors launcher words files tables",
+        "errors launcher words files",
+        "output",
         "published",
         "schema",
         "ranks",

@@ -24,9 +24,9 @@ from ...comm import (
 )
 from ..errors import RecipeError
 from ..models.build import build_model
+from ..output import console, table
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..tables import console, table
 from .presets import (
     INTER,
     INTRA,

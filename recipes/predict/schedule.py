@@ -7,10 +7,9 @@ from pathlib import Path
 
 from ...lars import Span
 from ...pipeline import without_query
-from ..errors import RecipeError
+from ..output import console, table, writing
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..tables import console, table
 from ..training.data import is_url, open_split
 from ..training.timeline import LearningRates, Timeline, learning_rates, timeline_of
 
@@ -119,7 +118,5 @@ def draw(outline: Outline, out: Path) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel("learning rate")
     axes.grid(alpha=0.3)
-    try:
+    with writing(out):
         figure.savefig(out, dpi=110)
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"--out: cannot write {out}: {error}") from None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from ... import __version__
+from ..output import template
 from ..training.folder.outcome import Outcome
 from .figures import figure
 from .runs import PARTS, QUANTITIES, Estimate, Group, differences
@@ -27,17 +28,9 @@ _CONFIG = {
 
 def render(groups: Sequence[Group], notes: Sequence[str] = ()) -> str:
     """Return the report of some runs as HTML; a reader has to know the ``notes`` about them."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.io import to_html
     from plotly.offline import get_plotlyjs
 
-    environment = Environment(
-        loader=PackageLoader(__package__, ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     curves = to_html(
         *(figure(groups), _CONFIG),
         include_plotlyjs=False,
@@ -52,7 +45,7 @@ def render(groups: Sequence[Group], notes: Sequence[str] = ()) -> str:
     recipes = {run.outcome.recipe for run in runs}
     of = f" of {recipes.pop()}" if len(recipes) == 1 and None not in recipes else ""
     states = [run.outcome.state for run in runs]
-    return environment.get_template("page.html").render(
+    return template(__package__, "page.html", autoescape=True).render(
         title=groups[0].name if len(runs) == 1 else f"{len(runs)} runs{of}",
         lead=_state(runs[0].outcome)
         if len(runs) == 1

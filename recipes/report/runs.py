@@ -97,11 +97,6 @@ class Run:
         return found
 
     @property
-    def notes(self) -> list[str]:
-        """What of it cannot be read, a sentence each."""
-        return ([] if self.keys else [f"{RECIPE} cannot be read."]) + self.metrics.notes
-
-    @property
     def reached(self) -> dict[str, float]:
         """What of :data:`QUANTITIES` the run has reached so far."""
         train, seconds = self.metrics.train, sum(column(self.metrics.train, "seconds"))
@@ -178,7 +173,9 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Group], list[str]]:
     ]
     notes = [f"{folder} is left out: it has no metrics yet." for folder in left_out]
     for group in groups:
-        notes += [f"{name}: {note}" for name, run in group.runs.items() for note in run.notes]
+        for name, run in group.runs.items():
+            damage = ([] if run.keys else [f"{RECIPE} cannot be read."]) + run.metrics.notes
+            notes += [f"{name}: {note}" for note in damage]
     return groups, notes
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from ...pipeline import without_query
 from ..files import number, whole
 from ..models.build import OWN_MODELS
+from ..output import template
 from ..schema.dotted_path import is_dotted_path
 from ..schema.load import dump
 from ..schema.recipe import Recipe
@@ -63,7 +64,6 @@ def accuracy_of(trained: Trained) -> Accuracy | None:
 def write_card(path: Path, trained: Trained, model: nn.Module, target: Target) -> None:
     """Write the card of an export: recipe, data, accuracy, versions, how to load the weights."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
-    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     recipe, accuracy = by_last_part(trained.loaded.recipe), accuracy_of(trained)
     images, library = data_in_words(recipe), "pytorch" if target == "safetensors" else target
@@ -82,14 +82,11 @@ def write_card(path: Path, trained: Trained, model: nn.Module, target: Target) -
         model_name=trained.name if results else None,
         eval_results=results or None,
     )
-    environment = Environment(
-        loader=PackageLoader(__package__, ""),
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, _Code) else escaped(str(value)),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    body = environment.get_template("card.md").render(
+
+    def finalize(value: Any) -> str:
+        return value if isinstance(value, _Code) else escaped(str(value))
+
+    body = template(__package__, "card.md", finalize=finalize).render(
         trained=trained,
         recipe=recipe,
         target=target,

@@ -86,7 +86,6 @@ def _by_timm(model: Any, trained: Trained, classes: int, folder: Path) -> nn.Mod
     from timm.models._hub import save_config_for_hf
 
     recipe, size = trained.loaded.recipe, trained.loaded.recipe.eval_size
-    share = crop_share(size, recipe.data.eval_resize)
     model.pretrained_cfg |= {
         "num_classes": classes,
         "interpolation": recipe.data.eval_interpolation,
@@ -94,7 +93,7 @@ def _by_timm(model: Any, trained: Trained, classes: int, folder: Path) -> nn.Mod
         "mean": recipe.data.mean,
         "std": recipe.data.std,
         **dict.fromkeys(("input_size", "test_input_size"), (3, size, size)),
-        **dict.fromkeys(("crop_pct", "test_crop_pct"), share),
+        **dict.fromkeys(("crop_pct", "test_crop_pct"), crop_share(size, recipe.data.eval_resize)),
     }
     names = list(trained.classes) if len(trained.classes) == classes else None
     about = {"num_classes": classes, "label_names": names}

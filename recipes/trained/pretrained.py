@@ -52,12 +52,8 @@ def _published(name: str, overrides: Iterable[str]) -> Trained:
     return Trained(
         source=Path(called),
         weights=weights_of(name, KEY),
-        ema=False,
         loaded=loaded,
-        run_dir=None,
-        about={},
         classes=_classes_of(about),
-        notices=(),
         origin=f"timm {timm.__version__}",
     )
 

@@ -14,7 +14,6 @@ from torch import nn
 from ...lars import Span
 from ...pipeline import LeftOut, OnFault, Source, printable, without_query
 from ..errors import RecipeError
-from ..models.build import check_image_size
 from ..ranks import Job
 from ..schema.recipe import Recipe
 from ..training.build import build_precision
@@ -82,7 +81,6 @@ def score(trained: Trained, job: Job) -> Score:
         left_out = LeftOut()
         source = validation_source(recipe, left_out)
         model = trained.build()
-        check_image_size(model, {recipe.eval_size})
         settings = device_settings(recipe, job.device)
         loader = build_loader(recipe, job, source)
         check_fit(trained, model, recipe, source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ class Trained:
 
     source: Path  # the file or checkpoint folder that holds the weights
     weights: dict[str, Tensor]  # the model's state dict, on the CPU
-    ema: bool  # whether they are the moving average of a run's weights
     loaded: Loaded  # the recipe, with overrides
-    run_dir: Path | None  # None for a file that is in no run's folder
-    about: dict[str, Any]  # the run's summary, or the checkpoint's state; empty without
-    classes: tuple[str, ...]  # names in the order of the outputs; empty if not known
-    notices: tuple[str, ...]  # lines to show
     origin: str  # where the model's settings come from, in words
+    ema: bool = False  # whether they are the moving average of a run's weights
+    run_dir: Path | None = None  # None for a file that is in no run's folder
+    #: The run's summary, or the checkpoint's state; empty without.
+    about: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()  # names in the order of the outputs; empty if not known
+    notices: tuple[str, ...] = ()  # lines to show
 
     @property
     def name(self) -> str:

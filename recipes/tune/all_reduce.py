@@ -21,17 +21,16 @@ from ...comm import (
     WIRE_DTYPES,
     Final,
     Links,
-    Profile,
     Topology,
     Tuned,
     order_launches,
     tune,
 )
 from ..errors import RecipeError
+from ..output import console, table, writing
 from ..predict.scaling import step_profile
 from ..ranks import group_destroyed
 from ..schema.load import load
-from ..tables import console, table
 from ..words import binary_size, describe_rule
 
 _TIMEOUT = timedelta(seconds=300)
@@ -81,7 +80,12 @@ def run(options: Options) -> None:
     options.check()
     profile = None
     if options.recipe is not None and options.images_per_second is not None:
-        profile = _profile(options.recipe, options.images_per_second)
+        recipe = load(options.recipe).recipe
+        if recipe.micro_batch_size is None:
+            raise RecipeError(
+                f"--recipe: {options.recipe} has no micro_batch_size; valid: a recipe that has one"
+            )
+        profile = step_profile(recipe, recipe.micro_batch_size / options.images_per_second)
     device = None
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -103,21 +107,12 @@ def run(options: Options) -> None:
             tuned.plan.save(options.out)
             tuned.save(options.out.with_suffix(".tuned.json"))
             draw(tuned, options.out.with_suffix(".png"))
-            print_summary(tuned, for_model=profile is not None)
+            print_summary(tuned)
             print(f"{options.out}: train with it by comm.plan={options.out}")
 
 
-def _profile(recipe: str, images_per_second: float) -> Profile:
-    found = load(recipe).recipe
-    if found.micro_batch_size is None:
-        raise RecipeError(
-            f"--recipe: {recipe} has no micro_batch_size; valid: a recipe that has one"
-        )
-    return step_profile(found, found.micro_batch_size / images_per_second)
-
-
-def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
-    """Print measurements, links and plan; ``for_model``: the threshold was chosen for a model."""
+def print_summary(tuned: Tuned) -> None:
+    """Print the measurements, the fitted links and the plan."""
     plan = tuned.plan
     sizes = sorted({m.size_bytes for m in tuned.measurements})
     times = {(m.size_bytes, m.rule): m.median_seconds for m in tuned.measurements}
@@ -132,11 +127,6 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
         found.add_row(describe_rule(rule), *cells)
     out = console()
     out.print(found)
-    reason = "the smallest size within 3 % of the best time per byte; --recipe chooses by a model"
-    if tuned.final is not None:
-        reason = "of the plan that won the race"
-    elif for_model:
-        reason = "the shortest simulated step"
     lines = [
         *describe_links(tuned.links),
         f"median error of the fitted links on measured times: {tuned.fit_error:.0%}",
@@ -146,7 +136,7 @@ def print_summary(tuned: Tuned, *, for_model: bool = False) -> None:
     for rule in plan.rules:
         limit = f"up to {binary_size(rule.max_bytes)}" if rule.max_bytes else "any larger size"
         lines.append(f"plan: {limit}: {describe_rule(rule)}")
-    lines.append(f"plan: fusion threshold {binary_size(plan.fusion_threshold_bytes)}: {reason}")
+    lines.append(f"plan: fusion threshold {binary_size(plan.fusion_threshold_bytes)}")
     for line in lines:
         out.print(line, markup=False)
 
@@ -211,7 +201,5 @@ def draw(tuned: Tuned, out: Path) -> None:
     axes.set_title("\n".join(lines), fontsize=9)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
-    try:
+    with writing(out):
         figure.savefig(out, dpi=110)
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"--out: cannot write {out}: {error}") from None

@@ -14,10 +14,10 @@ import torch
 
 from ...amp import INITIAL_LOSS_SCALE, LOSS_SCALE_HEADROOM, UnderflowReport, underflow_report
 from ..errors import RecipeError
+from ..output import console, table
 from ..ranks import Job, device_of
 from ..schema.load import load, override
 from ..schema.recipe import Recipe
-from ..tables import console, table
 from ..training.folder import checkpoint
 from ..training.trainer import Trainer
 

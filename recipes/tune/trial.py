@@ -54,7 +54,8 @@ class Outcome:
     readings: tuple[Reading, ...]  # in order; of a run that diverged, those before it did
     epochs: float  # of training images read, which the run cost
     seconds: float  # that it took, with its start
-    #: With ``log_every=1``, the median time of an update after the first two, which take longer.
+    #: With ``log_every=1``, the median time of an update after the first two, which take longer;
+    #: of fewer, that of the last one.
     step_seconds: float = math.nan
     evaluation_seconds: float = 0.0  # median of an evaluation; 0 without any
     precision: str = ""  # that it ran in, chosen where the recipe says ``auto``
@@ -86,12 +87,13 @@ def measure(
         raise
     except TrainingError:
         status = "diverged"
+    steps = recorder.step_seconds
     outcome = Outcome(
         status,
         tuple(recorder.readings),
         trainer.timeline.epoch(trainer.step),
         time.monotonic() - start,
-        recorder.step_seconds,
+        statistics.median(steps[2:] or steps[-1:] or [math.nan]),
         statistics.median(recorder.evaluation_seconds or [0.0]),
         trainer.precision.name,
         int(job.all_reduce_max(trainer.signal)[0]),
@@ -159,14 +161,8 @@ class _Recorder(Callback):
     def __init__(self, watch: Watch | None) -> None:
         self.readings: list[Reading] = []
         self.evaluation_seconds: list[float] = []
-        self._step_seconds: list[float] = []
+        self.step_seconds: list[float] = []
         self._watch, self._began = watch, math.nan
-
-    @property
-    def step_seconds(self) -> float:
-        """Median time of an update after the first two; of fewer, that of the last one."""
-        known = self._step_seconds
-        return statistics.median(known[2:] or known[-1:] or [math.nan])
 
     def on_step_begin(self, step: int) -> None:
         self._began = time.perf_counter()
@@ -176,7 +172,7 @@ class _Recorder(Callback):
 
     def on_log(self, metrics: Metrics) -> None:
         if metrics.split == "train":
-            self._step_seconds.append(time.perf_counter() - self._began)
+            self.step_seconds.append(time.perf_counter() - self._began)
             return
         self.evaluation_seconds.append(metrics.values["seconds"])
         reading = Reading(

@@ -18,6 +18,7 @@ from scipy.stats import entropy
 from ....lars import Span
 from ....pipeline import without_secrets
 from ...errors import RecipeError
+from ...output import writing
 from ...schema.load import RECIPE, Loaded, dump, override
 from ...schema.lr_scaling import RULES
 from ...schema.recipe import Recipe
@@ -108,11 +109,9 @@ class Base:
     def write(self) -> None:
         """Write the recipe of the runs."""
         head = f"# {self.loaded.name}, with lengths as fractions of the run: that of the runs here."
-        try:
+        with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / RECIPE).write_text(f"{head}\n{dump(self.recipe)}")
-        except OSError as error:
-            raise RecipeError(f"--out: cannot write into {self.out}: {error.strerror}") from None
 
     def overrides(self, batch_size: int, epochs: float, seed: int) -> list[str]:
         """Overrides of the written recipe that make it a run."""

@@ -12,7 +12,7 @@ from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import Loaded
 from .base import FEWEST_UPDATES, Base
-from .fit import CriticalBatch, Observation, fit_losses
+from .fit import CriticalBatch, fit_losses
 from .runs import Record, Run, length_of, make, record_of, runs_of
 
 # Runs are repeated with other seeds while the time lasts, until the interval is narrow. One seed
@@ -170,7 +170,7 @@ class Runner:
 
     def _fit(self, records: Sequence[Record]) -> CriticalBatch | str:
         """The critical batch by these runs, or why they do not tell it."""
-        seen = [Observation(r.run.batch_size, r.trained, r.loss) for r in _finished(records)]
+        seen = [(r.run.batch_size, r.trained, r.loss) for r in _finished(records)]
         try:
             return fit_losses(seen, self.base.rule)
         except RecipeError as error:

@@ -36,15 +36,6 @@ _POINTS = 1401  # of the grid over the critical batch, about 1 % apart
 
 
 @dataclass(frozen=True)
-class Observation:
-    """The training loss near a run's end, above the lowest that any prediction can have."""
-
-    batch_size: int
-    epochs: float
-    loss: float
-
-
-@dataclass(frozen=True)
 class CriticalBatch:
     """A critical batch with its interval, and the batches that it was estimated from."""
 
@@ -53,8 +44,6 @@ class CriticalBatch:
     high: float  # may be infinite
     smallest: int
     largest: int
-    noise: float  # standard deviation of the residuals, relative to the fitted quantity
-    degrees_of_freedom: int  # observations beyond the number of fitted values
     exponent: float = 1.0  # of 1 + B / B_crit in the law
     #: The fit with the exponent 1/2, where the rate follows the batch by the square root.
     by_root: CriticalBatch | None = None
@@ -82,20 +71,21 @@ def _ratio(batch_size: float, than: float, critical: float) -> float:
     return (1 + batch_size / critical) / (1 + than / critical)
 
 
+#: A run's batch size, epochs, and training loss near its end above the lowest that is possible.
+Observation = tuple[int, float, float]
+
+
 def fit_losses(
     observations: Sequence[Observation], rule: str = "linear", exponent: float = 1.0
 ) -> CriticalBatch:
     """Fit the critical batch to losses of runs whose rate followed the batch by ``rule``."""
-    usable = [o for o in observations if math.isfinite(o.loss) and o.loss > 0]
-    batches = {o.batch_size for o in usable}
-    if len(batches) < 2:
+    usable = [one for one in observations if 0 < one[2] < math.inf]
+    if (batches := len({batch for batch, *_ in usable})) < 2:
         raise RecipeError(
-            f"--batches: runs of {len(batches)} batch sizes ended with a finite loss; valid: at "
-            "least 2"
+            f"--batches: runs of {batches} batch sizes ended with a finite loss; valid: at least 2"
         )
-    log_loss = np.log([o.loss for o in usable])
-    sizes = np.array([o.batch_size for o in usable], dtype=float)
-    log_epochs = np.log([o.epochs for o in usable])
+    sizes, epochs, loss = np.array(usable, dtype=float).T
+    log_epochs, log_loss = np.log(epochs), np.log(loss)
     degree = 2 if len(usable) >= 6 and len({*log_epochs.round(6)}) >= 3 else 1
     freedom = len(usable) - degree - 2
     if freedom < 1:
@@ -143,6 +133,4 @@ def profile(
         high=float(grid[inside[-1]]),
         smallest=int(sizes.min()),
         largest=int(sizes.max()),
-        noise=math.sqrt(squares[least] / freedom),
-        degrees_of_freedom=freedom,
     )

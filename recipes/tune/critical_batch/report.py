@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...errors import RecipeError
-from ...tables import console, table
+from ...output import console, table, writing
 from .estimate import Estimate, Interval
 from .fit import WIDEST
 
@@ -20,12 +19,8 @@ NUMBERS = "critical-batch.json"
 def write(estimate: Estimate, out: Path) -> Path:
     """Write the numbers of an estimate into a folder; return their path."""
     path = out / NUMBERS
-    try:
+    with writing(path):
         path.write_text(json.dumps(as_json(estimate), indent=2) + "\n")
-    except OSError as error:
-        raise RecipeError(
-            f"--out: cannot write {path}: {error.strerror}; valid: another folder"
-        ) from None
     return path
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from ....pipeline import without_secrets
-from ...errors import RecipeError
 from ...files import write_text
+from ...output import writing
 from ...schema.load import find, nested
 from ...schema.names import CONFIGS
 from ...words import count, duration
@@ -39,11 +39,9 @@ def describe(trial: Tried) -> str:
 def write(found: Found) -> list[Path]:
     """Write the numbers and the recipe into the study's folder; return their paths."""
     contents = {NUMBERS: json.dumps(numbers(found), indent=1) + "\n", RECIPE: recipe_text(found)}
-    try:
+    with writing(found.folder):
         for name, content in contents.items():
             write_text(found.folder / name, content)
-    except OSError as error:
-        raise RecipeError(f"--out: cannot write into {found.folder}: {error.strerror}") from None
     return [found.folder / name for name in contents]
 
 
@@ -169,8 +167,6 @@ def draw(found: Found) -> Path:
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     path = found.folder / PICTURE
-    try:
+    with writing(path):
         figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise RecipeError(f"--out: cannot write {path}: {error}") from None
     return path

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RecipeError
+from ...output import writing
 from ...ranks import Job
 from ...schema.load import load
 from ...training.data import build_sources
@@ -91,14 +92,10 @@ class Search:
 
     def _open(self, stack: ExitStack) -> None:
         """Open the study on rank 0, which alone may write into the folder from now on."""
-        try:
+        with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.out, self.say))
             self._study = Study(self.out, self._full, self._space)
-        except OSError as error:
-            raise RecipeError(
-                f"--out: cannot write into {self.out}: {error.strerror}; valid: another folder"
-            ) from None
 
     def _search(self) -> Found:
         """Make trials until the budget is used up or no trial is left to make."""

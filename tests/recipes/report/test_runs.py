@@ -1,6 +1,7 @@
 """What a report reads of runs and tells in numbers: groups, differences, intervals, positions."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -170,58 +171,31 @@ def test_shares_of_the_time_add_up_even_where_phases_exceed_it(run_of, scale):
     assert found == pytest.approx(SHARES) or scale != 1
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *({"backward_seconds": None}, {"optimizer_seconds": "x"}, {"all_reduce_seconds": -1.0}),
-        *({"seconds": None}, {"seconds": 0.0}),
-    ],
-    ids=str,
-)
-def test_a_damaged_line_has_no_shares_and_changes_no_others(run_of, damage):
-    def edit(line):
-        return with_phases(line) | (damage if line["step"] == 30 else {})
-
-    assert shares(run_of, edit) == pytest.approx(SHARES)
+def test_a_damaged_line_has_no_shares_and_changes_no_others(run_of):
+    damage = {30: {"backward_seconds": None}, 40: {"optimizer_seconds": "x"}, 60: {"seconds": 0.0}}
+    damage |= {50: {"all_reduce_seconds": -1.0}, 70: {"seconds": None}}
+    found = shares(run_of, lambda line: with_phases(line) | damage.get(line["step"], {}))
+    assert found == pytest.approx(SHARES)
     assert shares(lambda *_, **__: run_of("b"), None) == {}
 
 
 # --- what is damaged, or still written -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("{", "5", '{"split": "train", "step": "3", "epoch": 1}'),
-        '{"split": "train", "step": -3, "epoch": 1}',
-        '{"split": "train", "step": 3, "epoch": NaN}',
-    ],
-)
-def test_a_damaged_line_is_left_out_and_told(run_of, line):
+def test_damaged_lines_are_left_out_and_told_and_one_that_is_being_written_is_left_out(run_of):
     folder = run_of("run", steps=20)
     whole = metrics_of(folder).lines
-    append(folder, line)
-    assert metrics_of(folder).lines == whole
-    note = f"digits: metrics.jsonl: line {len(whole) + 1} is damaged and left out."
-    assert read_runs([folder])[1] == [note]
-
-
-def test_a_line_that_is_being_written_is_left_out(run_of):
-    folder = run_of("run", steps=50, summary=False)
-    before = metrics_of(folder)
+    append(folder, *("{", "5", '{"split": "train", "step": "3", "epoch": 1}'))
+    append(folder, '{"split": "train", "step": -3, "epoch": 1}')
+    append(folder, '{"split": "train", "step": 3, "epoch": NaN}')
+    at = {"split": "train", "step": 30, "epoch": 5.3}
+    append(folder, at | {"loss": math.nan, "x": [1.0, math.inf]})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"split": "train", "step": 60, "ep')
-    assert metrics_of(folder) == before
-
-
-def test_values_that_are_no_finite_numbers_are_none(run_of):
-    folder = run_of("run", steps=20)
-    line = '{"split": "train", "step": 30, "epoch": 5.3, "loss": NaN, "x": [1.0, Infinity]}'
-    append(folder, line)
-    assert metrics_of(folder).train[-1] == {
-        **{"split": "train", "step": 30, "epoch": 5.3},
-        **{"loss": None, "x": [1.0, None]},
-    }
+    assert metrics_of(folder).lines == (*whole, at | {"loss": None, "x": [1.0, None]})
+    which = ", ".join(str(len(whole) + number) for number in range(1, 6))
+    note = f"digits: metrics.jsonl: 5 lines ({which}) are damaged and left out."
+    assert read_runs([folder])[1] == [note]
 
 
 def test_a_recipe_of_another_version_is_compared_by_its_text_and_a_missing_one_is_told(run_of):

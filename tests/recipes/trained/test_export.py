@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -29,6 +30,7 @@ from tests.recipes.trained.conftest import last_evaluation
 
 pytestmark = pytest.mark.slow("trains small networks and exports them")
 
+HOSTILE = "a|b <img src=x onerror=alert(1)> `c` [d](http://x) ![e](f) *g*"
 RESULTS = ("weights.pt", "summary.json", "classes.txt")
 #: Names of a model of ours and of a user's, with the keys that it needs.
 OWN = {
@@ -205,6 +207,26 @@ def test_a_config_of_timm_that_makes_another_model_is_found(half, tmp_path, monk
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert result.stderr.count("\n") == 1
     assert "--to: timm does not make the model from what was written: " in result.stderr
+
+
+def test_what_comes_from_files_is_text_on_the_card(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run")
+    path, summary = tmp_path / "run" / RECIPE, tmp_path / "run" / "summary.json"
+    path.write_text(path.read_text().replace("recipe digits as", f"recipe {HOSTILE} as"))
+    facts = dict.fromkeys(["device", "train_images", "world_size"], f"{HOSTILE}\n# h\n\n| i | j |")
+    facts |= {"versions": {HOSTILE: HOSTILE}}
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | facts))
+    exported(tmp_path / "run", "safetensors", tmp_path / "out")
+    about, text = card_of(tmp_path / "out")
+    assert about.model_name == HOSTILE
+    blocks = MarkdownIt("commonmark").enable("table").parse(text)
+    tokens = [token for block in blocks for token in (block, *(block.children or ()))]
+    kinds = [token.type for token in tokens]
+    assert not {*kinds} & {"html_block", "html_inline", "link_open", "image", "em_open"}
+    assert (kinds.count("table_open"), kinds.count("heading_open")) == (2, 6)
+    assert kinds.count("td_open") == 3 + 2 * (kinds.count("tr_open") - 3)
+    shown = "".join(token.content for token in tokens if token.type == "text")
+    assert shown.count(HOSTILE) == 7  # in the heading, in four rows, and twice as a package
 
 
 class Odd(torch.nn.Module):

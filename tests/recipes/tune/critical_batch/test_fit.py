@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.tune.critical_batch.fit import Observation, fit_losses, profile
+from largebatch.recipes.tune.critical_batch.fit import fit_losses, profile
 
 #: Batch size and mean epochs to 75.9 % of MLPerf's reference convergence points of ResNet-50
 #: (mlcommons/logging, rcp_checker/training_1.0.0 to 4.0.0).
@@ -23,7 +23,7 @@ def losses(critical, batches=(64, 128, 256), lengths=(4, 8, 16), spread=0.0, see
     """Losses by a power law of effective epochs, with relative noise."""
     noise = random.Random(seed)
     factors = ((b, n, noise.lognormvariate(0, spread)) for b in batches for n in lengths)
-    return [Observation(b, n, 3 * (n / (1 + b / critical)) ** -0.6 * of) for b, n, of in factors]
+    return [(b, n, 3 * (n / (1 + b / critical)) ** -0.6 * of) for b, n, of in factors]
 
 
 def fit_epochs(points):
@@ -40,7 +40,7 @@ def fit_epochs(points):
 @settings(max_examples=15)
 @given(critical=st.floats(20, 5000), degree=st.sampled_from([(4, 16), (4, 8, 16)]))
 def test_an_exact_law_is_found(critical, degree):
-    diverged = Observation(512, 8, math.nan)  # is left out
+    diverged = (512, 8, math.nan)  # is left out
     found = fit_losses([*losses(critical, lengths=degree), diverged])
     assert found.batch_size == pytest.approx(critical, rel=0.01)
     assert found.determined
@@ -49,28 +49,13 @@ def test_an_exact_law_is_found(critical, degree):
     )
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says():
-    """90 % of 100: 90, with a standard deviation of 3."""
-    inside = 0
-    for seed in range(100):
-        found = fit_losses(losses(200, spread=0.03, seed=seed))
-        inside += found.low <= 200 <= found.high
-    assert 90 - 4 * 3 <= inside <= 90 + 4 * 3
-
-
-def test_batches_that_cost_nothing_have_no_upper_end():
+def test_batches_that_cost_nothing_or_only_save_updates_have_one_end():
     found = fit_losses(losses(math.inf, spread=0.001))
-    assert found.high == math.inf
-    assert not found.determined
+    assert (found.high, found.determined) == (math.inf, False)
     low, high = found.factor(512, 256)[1:]
-    assert low == 1
-    assert 1 <= high < 1.1
-
-
-def test_batches_that_only_save_updates_have_no_lower_end():
+    assert 1 == low <= high < 1.1
     found = fit_losses(losses(1e-3, batches=(1000, 2000, 4000), spread=0.001))
-    assert found.low == 0
-    assert found.factor(8000, 4000)[2] == 2.0
+    assert (found.low, found.factor(8000, 4000)[2]) == (0, 2.0)
 
 
 def test_mlperf_obeys_the_law_within_7_percent():

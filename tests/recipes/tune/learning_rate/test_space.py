@@ -60,6 +60,7 @@ def test_the_first_settings_are_the_recipes_own_then_rates_over_the_whole_range(
     ("overrides", "lr", "message"),
     [
         ([], (2.0, 1.0), "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"),
+        ([], (0.0, 1.0), "--lr: 0..1 is an empty range"),
         ([], (math.nan, 1.0), "--lr: nan..1 is an empty range"),
         ([], (1e-5, 1.0), "--lr: 1e-05 is below schedule.start or schedule.end, 0.0001"),
         (["optimizer.lr=0"], None, "optimizer.lr: 0 gives no range of rates"),
