@@ -11,23 +11,13 @@ ROOMS = ("recipes", "lars", "amp", "comm", "pipeline")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mutation, recorded by the text that it changes, so that it can be found after a move.
-
-    Attributes:
-        path: File, relative to the root.
-        function: Qualified name of the innermost function or class; empty at the module's level.
-        line: Text of the line, without indentation.
-        occurrence: Which of the lines of this text in ``function``, from 0.
-        column: Where ``old`` begins in ``line``, in characters.
-        old: Text that is replaced.
-        new: Text that replaces it.
-    """
+    """One mutation, recorded by the text that it changes, so that it can be found after a move."""
 
     path: str
     function: str
     line: str
-    occurrence: int
-    column: int
+    occurrence: int  # which of the lines of this text in the function, from 0
+    column: int  # of the line without its indentation
     old: str
     new: str
 
