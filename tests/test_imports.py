@@ -210,14 +210,6 @@ FAULTS = {
         {"high/first": "if TYPE_CHECKING:\n    from .second import x", "high/second": ""},
         ["high/first.py:2: high.first imports high.second; first is below second"],
     ),
-    "upward, to __init__": (
-        {"low/side": "def f():\n    from . import x"},
-        ["low/side.py:2: low.side imports low; side is below low/__init__.py"],
-    ),
-    "missing in the order": (
-        {"high/third": ""},
-        ["high/third.py: high.third is missing in the order of high"],
-    ),
     "a subpackage for one module": (
         {
             "low/base": "",
