@@ -34,11 +34,7 @@ SLOW_SECONDS = 5
 
 
 def check_slow(items):
-    """Check that each slow test states why it is slow.
-
-    Raises:
-        pytest.UsageError: A ``slow`` marker has no reason.
-    """
+    """Check that each slow test states why it is slow."""
     for item in items:
         for marker in item.iter_markers("slow"):
             reason = marker.args[0] if len(marker.args) == 1 else None

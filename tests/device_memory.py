@@ -62,13 +62,9 @@ def _free(memory: Memory, stream: Any, others: set[Any]) -> None:
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the model's device.
+    """A tensor on the model's device."""
 
-    Attributes:
-        raw: its memory as a CPU tensor, for use when a stream has reached an operation.
-    """
-
-    raw: torch.Tensor
+    raw: torch.Tensor  # its memory, for use when a stream has reached an operation
     block: Block
     device: Any = None
     is_cuda: Any = True

@@ -15,20 +15,11 @@ Kind = Literal["executed", "types", "function"]
 
 @dataclass(frozen=True)
 class Import:
-    """One import of a module of the tree by another.
+    """One import of a module of the tree by another."""
 
-    Attributes:
-        importer: Dotted name of the module that imports, from the root of the tree.
-        imported: Dotted name of the module or package that is imported.
-        names: Names that the statement takes from that module or package, as they are called there.
-        kind: When the import is executed, if at all.
-        path: File of the importer.
-        line: Line of the import statement.
-    """
-
-    importer: str
+    importer: str  # dotted, from the root of the tree, as the next
     imported: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # that are taken from it, as they are called there
     kind: Kind
     path: Path
     line: int
@@ -39,17 +30,11 @@ class Import:
 
 @dataclass(frozen=True)
 class Graph:
-    """All modules below some packages, and the imports between them.
+    """All modules below some packages, and the imports between them."""
 
-    Attributes:
-        modules: File of each module, relative to the root, by dotted name without ``__init__``.
-        imports: In the order of files and lines.
-        absolute: ``file:line: text`` for each import that names the tree in full, by which a module
-            could be loaded twice under two names.
-    """
-
-    modules: Mapping[str, Path]
+    modules: Mapping[str, Path]  # by dotted name, without ``__init__``
     imports: Sequence[Import]
+    # Those that name the tree in full, by which a module could be loaded twice under two names.
     absolute: Sequence[str]
 
 
@@ -178,11 +163,7 @@ def imports_between(graph: Graph, independent: Sequence[str]) -> list[str]:
 def upward_imports(graph: Graph, package: str, order: Sequence[str]) -> list[str]:
     """Report imports from a lower to a higher level of ``package``, and modules without a level.
 
-    Args:
-        graph: The imports.
-        package: A package whose modules and subpackages are ordered in levels.
-        order: Their names from the lowest level to the highest. Names in one string, separated by
-            spaces, are on one level and may import each other.
+    ``order`` has the levels from the lowest on; names in one string are on one level.
     """
     level = {name: height for height, names in enumerate(order) for name in names.split()}
     faults = [

@@ -58,11 +58,7 @@ CONTEXT.set_forkserver_preload(
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Call ``function(*args)`` on each rank of a gloo process group.
-
-    Returns:
-        The results, by rank. An exception on a rank fails the test with its traceback.
-    """
+    """Return what ``function(*args)`` returns on each rank of a gloo process group, by rank."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             CONTEXT.Process(target=_rank, args=(rank, world_size, folder, function, args))
@@ -128,15 +124,7 @@ def start_module(
     cwd: Path,
     environment: Mapping[str, str] | None = None,
 ) -> multiprocessing.process.BaseProcess:
-    """Start ``python -m module arguments`` in a process that has done the slow imports already.
-
-    Args:
-        module: Name of the module that is run as ``__main__``.
-        arguments: Command-line arguments.
-        out: File to which stdout and stderr are appended.
-        cwd: Working directory.
-        environment: Variables added to those of the calling process.
-    """
+    """Start ``python -m module arguments`` in a process that has done the slow imports already."""
     process = CONTEXT.Process(
         target=_module, args=(module, list(arguments), out, cwd, dict(environment or {}))
     )

@@ -94,12 +94,7 @@ class Event:
 class Machine(TorchDispatchMode):
     """A context in which ``torch.cuda`` and operations on tensors are the model's.
 
-    Args:
-        seed: of the schedule: how far the host runs ahead, and which stream proceeds next.
-
-    Attributes:
-        current: the current stream, whose device is the current device.
-        streams: all streams.
+    The seed is of the schedule: how far the host runs ahead, and which stream proceeds next.
     """
 
     def __init__(self, seed: int) -> None:

@@ -187,17 +187,3 @@ def test_imports_of_recipe_and_of_metrics_are_found(tmp_path):
     assert {path.stem for path in importers_of_recipe(graph)} == {"for_types", "whole"}
     about_metrics = {path.stem for path in files_about_metrics(graph, tmp_path)}
     assert about_metrics == {"names", "deep", "reader", "written_out"}
-
-
-def test_keys_are_found_in_guides():
-    text = "a whole data.path=DIR, with `seed`, epochs=3 and `data.pathless`; the head"
-    named = [
-        key for key in ("data.path", "seed", "epochs", "data.pat", "head") if is_named(key, text)
-    ]
-    assert named == ["data.path", "seed", "epochs"]
-
-
-def test_keys_are_found_in_sections():
-    recipe = {"seed": 1, "optimizer": {"lr": 2, "args": {"lr": 3}}, "stages": [{"lr": 4}]}
-    known = ["seed", "lr", "optimizer.lr", "optimizer.args", "stages"]
-    assert list(keys_set(recipe, known)) == ["seed", "optimizer.lr", "optimizer.args", "stages"]

@@ -112,10 +112,13 @@ def test_the_install_block_can_be_pasted(tmp_path):
     assert set(extras.split(",")) <= project["optional-dependencies"].keys()
 
 
-@pytest.mark.slow("starts a program that imports torch")
-def test_the_lars_snippet_runs(tmp_path):
-    after = """
-before = model[0].weight.clone()
+IMAGES = {"ant": 20, "bee": 16, "cat": 17}
+#: By name of a snippet: what is smaller in it here, the code before it, and checks after it.
+RUNS = {
+    "lars": (
+        None,
+        "before = model[0].weight.clone()",
+        """
 for step in range(3):
     criterion(model(images), labels).backward()
     optimizer.step()
@@ -123,26 +126,21 @@ for step in range(3):
 assert not torch.equal(model[0].weight, before)
 assert scheduler.get_last_lr()[0] == schedule(3)
 assert {group["adapt"] for group in groups} == {True, False}
-"""
-    run(SNIPPETS["lars"] + after, tmp_path)
-
-
-@pytest.mark.slow("starts a program that imports torch")
-def test_the_precision_snippet_runs_on_a_cpu(tmp_path):
-    before = "weight = model[0].weight.detach().clone()\n"
-    after = """
+""",
+    ),
+    "precision": (
+        None,
+        "weight = model[0].weight.detach().clone()",
+        """
 assert model[0].weight.dtype == model[0].weight.grad.dtype == torch.float16
 assert model[1].weight.dtype == torch.float32
 assert torch.isfinite(loss) and precision.skipped_steps == 0
 assert not torch.equal(model[0].weight.float(), weight)
-"""
-    run(before + SNIPPETS["precision"] + after, tmp_path)
-
-
-@pytest.mark.slow("starts a program that imports torch and DALI")
-def test_the_loader_snippet_runs(tmp_path):
-    write_images(tmp_path / "data" / "train", {"ant": 20, "bee": 16, "cat": 17})
-    before = """
+""",
+    ),
+    "loader": (
+        ("8192, micro_batch_size=128, epochs=90", "256, micro_batch_size=128, epochs=4"),
+        """
 class Counting(LARS):
     def step(self, closure=None):
         global updates
@@ -150,27 +148,20 @@ class Counting(LARS):
         return super().step(closure)
 
 updates = 0
-torch.set_num_threads(1)
 optimizer = Counting(split_parameters(model, weight_decay=5e-5), lr=0.1)
-"""
-    after = """
+""",
+        """
 assert loader.accumulation == 2
 assert updates == loader.total_steps == 1  # 53 images, 4 times
 assert i == loader.accumulation * updates
 assert images.shape == (128, 3, 224, 224)
-"""
-    smaller = SNIPPETS["loader"].replace("8192, micro_batch_size=128, epochs=90", "256, **MORE")
-    assert smaller != SNIPPETS["loader"]
-    before += "MORE = {'micro_batch_size': 128, 'epochs': 4}\n"
-    run(before + smaller + after, tmp_path)
-
-
-@pytest.mark.slow("starts a program that imports torch")
-def test_the_simclr_snippet_finds_the_other_crop_of_an_image(tmp_path):
-    """Of 53 images: from the second epoch on, the crops of one begin at an odd place of it."""
-    write_images(tmp_path / "data" / "train", {"ant": 20, "bee": 16, "cat": 17})
-    before = "torch.set_num_threads(1)\nweight = model[0].weight.detach().clone()\n"
-    after = """
+""",
+    ),
+    # Of 53 images: from the second epoch on, the crops of one begin at an odd place of it.
+    "simclr": (
+        ("batch_size=512, repeats=2, epochs=100", "batch_size=16, repeats=2, epochs=4"),
+        "weight = model[0].weight.detach().clone()",
+        """
 assert not torch.equal(model[0].weight, weight)
 again = [*Loader(ImageFolder("data"), crops, batch_size=16, repeats=2, epochs=4)]
 assert len(again) == loader.total_steps == 13
@@ -180,11 +171,21 @@ for images, labels in again:
 apart = nt_xent(torch.eye(8).repeat_interleave(2, 0), 0.5)  # of 15 others, one at 1 and 14 at 0
 assert abs(apart - torch.tensor(1 + 14 * torch.e**-2).log()) < 1e-6
 assert nt_xent(torch.eye(8).repeat(2, 1), 0.5) > apart + 1
-"""
-    smaller = SNIPPETS["simclr"].replace("batch_size=512, repeats=2, epochs=100", "**MORE")
-    assert smaller != SNIPPETS["simclr"]
-    before += "MORE = {'batch_size': 16, 'repeats': 2, 'epochs': 4}\n"
-    run(before + smaller + after, tmp_path)
+""",
+    ),
+}
+
+
+@pytest.mark.slow("starts a program that imports torch and DALI")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_snippet_runs_as_printed(tmp_path, name):
+    smaller, before, after = RUNS[name]
+    write_images(tmp_path / "data" / "train", IMAGES)
+    code = SNIPPETS[name]
+    if smaller:
+        assert smaller[0] in code
+        code = code.replace(*smaller)
+    run(f"torch.set_num_threads(1)\n{before}\n{code}{after}", tmp_path)
 
 
 def reduced_by_the_snippet():

@@ -81,21 +81,6 @@ def test_memory_freed_on_the_host_goes_to_the_same_stream_at_once(protection):
     assert len(wrong) < len(read)
 
 
-def test_memory_used_by_another_stream_is_given_out_when_that_has_passed():
-    with Machine(0) as machine:
-        machine.eagerness = 0.0
-        tensor, side = zeros(), torch.cuda.Stream()
-        tensor.record_stream(side)
-        with torch.cuda.stream(side):
-            tensor.add_(1)
-        address = tensor.raw.data_ptr()
-        del tensor
-        assert zeros().raw.data_ptr() != address
-        machine.synchronize()
-        second, third = zeros(), zeros()
-        assert address in (second.raw.data_ptr(), third.raw.data_ptr())
-
-
 @pytest.mark.parametrize("recorded", [True, False])
 def test_pinned_memory_is_given_out_when_its_copies_are_done(recorded):
     def program(machine):

@@ -85,10 +85,7 @@ def make(
     hw_decoder_load: float | None,
     **options: Any,
 ) -> Backend:
-    """Return the backend called ``name``, from :func:`choose`, with arguments of its class.
-
-    ``max_batch`` and ``hw_decoder_load`` are for DALI alone (:class:`~.dali.DaliBackend`).
-    """
+    """Return the backend called ``name``, from :func:`choose`; two arguments are for DALI alone."""
     if name.startswith("dali"):
         options |= {"max_batch": max_batch, "hw_decoder_load": hw_decoder_load}
         return DaliBackend(reader, transform, layout, gpu=name == "dali-gpu", **options)

@@ -64,10 +64,7 @@ class MemoryLayout:
 
 
 class Upload:
-    """Copies batches to a GPU on a separate stream, while the GPU computes.
-
-    After the copy the GPU applies ``finish`` to the images. On the CPU nothing is copied.
-    """
+    """Copies batches to a GPU on a separate stream; there ``finish`` is applied to the images."""
 
     def __init__(
         self, device: torch.device, finish: Callable[[Tensor], Tensor] | None = None
@@ -107,10 +104,7 @@ class Upload:
 
 
 def prefetch(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yield ``items``, with up to ``depth`` of them prefetched by a background thread.
-
-    Closing the iteration early does not wait for the item that the thread is working on.
-    """
+    """Yield items, up to ``depth`` of them made ahead by a thread; closing does not wait for it."""
     end = object()
     thread = ThreadPoolExecutor(1, thread_name_prefix="largebatch-input")
     try:

@@ -77,10 +77,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class Crop:
-    """The crops of a batch of n images: a region is resized (antialiased), cropped and mirrored.
-
-    What a crop has outside of the region is black.
-    """
+    """Crops of n images: a region is resized (antialiased), cropped on black and mirrored."""
 
     region: NDArray[np.int64]  # x, y, width and height in the image, [n, 4]
     resized: NDArray[np.int64]  # width and height of the resized region, [n, 2]

@@ -32,10 +32,7 @@ def image_size(content: Encoded) -> tuple[int, int]:
 
 
 def is_complete_jpeg(content: Encoded) -> bool:
-    """Whether the content starts as a JPEG file and has its end marker, so is not truncated.
-
-    A few bytes may follow the end marker: some cameras and editors write them.
-    """
+    """Whether a JPEG file has its end marker, after which some cameras write a few bytes."""
     return is_jpeg(content) and END_OF_IMAGE in content[-64:].tobytes()
 
 

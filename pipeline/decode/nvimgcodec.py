@@ -32,11 +32,7 @@ _GRAIN = 32768
 
 
 class NvimgcodecBackend(ThreadedBackend):
-    """Decodes with nvImageCodec and torch.
-
-    An image that nvImageCodec cannot decode is decoded by Pillow, which decides whether it is
-    usable.
-    """
+    """Decodes with nvImageCodec and torch, and with Pillow what nvImageCodec cannot decode."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

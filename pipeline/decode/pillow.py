@@ -44,10 +44,7 @@ def check_header(content: Encoded) -> None:
 
 
 def with_image(content: Encoded, use: Callable[[ImageFile.ImageFile], _Result]) -> _Result:
-    """Return what ``use`` makes of an image that Pillow has opened.
-
-    Pillow refuses some images for their metadata: where it fails, it is given the image without.
-    """
+    """Return what ``use`` makes of an image; where Pillow fails, of the image without metadata."""
     if not content.size:
         raise ValueError("it is empty")
 

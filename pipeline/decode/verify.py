@@ -85,10 +85,7 @@ def _eighth(content: Encoded) -> NDArray[np.uint8]:
 
 
 def _leaves_bytes(content: Encoded) -> bool:
-    """Whether the pixels of an only scan are complete without its last byte.
-
-    libjpeg warns of bytes that it has not read, but not of up to eight that it read ahead.
-    """
+    """Whether an only scan is complete without its last byte; libjpeg reads up to eight ahead."""
     end = end_of_only_scan(content)
     if end is None:
         return False

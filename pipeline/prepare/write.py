@@ -110,11 +110,7 @@ def _write_files(unit: _Unit, output: Output, meter: Meter) -> None:
 
 
 def _linked(file: str, link: Path) -> bool:
-    """Make a hard link to a file; whether that can be done here.
-
-    A hard link takes no space and stays valid when the source is moved or removed. Across file
-    systems, and on some, there is none.
-    """
+    """Make a hard link, which outlives the source; return False where there is none."""
     try:
         os.link(os.path.realpath(file), link)
     except OSError:

@@ -7,13 +7,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import plan_hook
 from tests.ranks import FORKED, run_ranks, start_module
 
 pytestmark = pytest.mark.slow("trains each example to the accuracy that it states")
@@ -135,18 +132,6 @@ def test_example_with_a_plan_reaches_its_accuracy_on_two_ranks(name, tmp_path, m
         monkeypatch.chdir(tmp_path)
         (saved,) = Path("checkpoints").iterdir()
         assert runpy.run_path(str(path))["main"](str(saved)) > 0.95
-
-
-def test_accelerate_ignores_hooks_that_are_not_torchs():
-    pytest.importorskip("accelerate")
-    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
-
-    model = mock.Mock(spec=DistributedDataParallel)
-    DistributedDataParallelKwargs(comm_hook=plan_hook).register_comm_hook(model)
-    model.register_comm_hook.assert_not_called()  # as the guide says
-    fp16 = DDPCommunicationHookType.FP16
-    DistributedDataParallelKwargs(comm_hook=fp16).register_comm_hook(model)
-    model.register_comm_hook.assert_called_once()
 
 
 def test_examples_are_short():

@@ -11,14 +11,10 @@ from torch import nn
 
 from largebatch.lars import LARS, Muon, as_scheduler, polynomial, split_parameters
 
-pytestmark = pytest.mark.slow("trains small networks for 100 steps, each twice")
+pytestmark = pytest.mark.slow("trains small networks for 40 steps, each twice")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = {
-    "perceptron": lambda: nn.Sequential(
-        *(nn.Flatten(), nn.Linear(3 * 16 * 16, 16), nn.LayerNorm(16), nn.ReLU()),
-        *(nn.Linear(16, 16), nn.RMSNorm(16), nn.ReLU(), nn.Linear(16, 10)),
-    ),
     "depthwise": lambda: nn.Sequential(
         *(nn.Conv2d(3, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3, groups=8)),
         *(nn.ReLU(), nn.Conv2d(8, 12, 1), nn.BatchNorm2d(12), nn.AdaptiveAvgPool2d(1)),
@@ -57,7 +53,7 @@ def trained(name, make_optimizer, lr, steps):
     model = MODELS[name]().double()
     images, labels = torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.arange(4)
     optimizer = make_optimizer(model)
-    scheduler = as_scheduler(optimizer, polynomial(lr, steps, warmup_steps=20))
+    scheduler = as_scheduler(optimizer, polynomial(lr, steps, warmup_steps=10))
     for _ in range(steps):
         loss = nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1)
         optimizer.zero_grad()
@@ -79,12 +75,12 @@ def assert_close(ours, theirs):
 def test_lars_in_one_file(name, dialect):
     file = module_of("lars_in_one_file")
     options = {"lr": 0.2, "trust_coefficient": 0.01, "dialect": dialect}
-    ours = trained(name, lambda m: file.LARS(file.groups(m, 1e-3), **options), 0.2, 100)
-    theirs = trained(name, lambda m: LARS(split_parameters(m, 1e-3), **options), 0.2, 100)
+    ours = trained(name, lambda m: file.LARS(file.groups(m, 1e-3), **options), 0.2, 40)
+    theirs = trained(name, lambda m: LARS(split_parameters(m, 1e-3), **options), 0.2, 40)
     assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["perceptron", "depthwise", "shared", "test_resnet"])
+@pytest.mark.parametrize("name", ["depthwise", "shared", "test_resnet"])
 def test_muon_in_one_file(name):
     file = module_of("muon_in_one_file")
 
@@ -94,8 +90,8 @@ def test_muon_in_one_file(name):
         groups = [{key: group[key] for key in own} for group in groups if group["params"]]
         return Muon(groups, 0.02, momentum=0.95, others={"rule": "sgd", "lr_scale": 3.0})
 
-    ours = trained(name, lambda m: file.Muon(file.groups(m, 1e-2, sgd_scale=3.0), 0.02), 0.02, 50)
-    assert_close(ours, trained(name, theirs, 0.02, 50))
+    ours = trained(name, lambda m: file.Muon(file.groups(m, 1e-2, sgd_scale=3.0), 0.02), 0.02, 40)
+    assert_close(ours, trained(name, theirs, 0.02, 40))
 
 
 def test_the_files_need_torch_alone():

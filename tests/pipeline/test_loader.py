@@ -99,7 +99,9 @@ def test_every_evaluation_covers_each_image_once_on_any_number_of_ranks(photos, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_global_batches_do_not_depend_on_the_number_of_ranks(photos, backend):
+    kept = [*loader(photos, backend=backend)]  # and are not overwritten by later ones
     alone = take(loader(photos, backend=backend))
+    assert_same((torch.cat([b.images for b in kept]), torch.cat([b.labels for b in kept])), alone)
     for world_size, micro in ((1, 4), (2, 6), (2, 3), (4, 3), (3, 2)):
         make = partial(loader, photos, backend=backend, micro_batch_size=micro)
         assert_same(take_in_turn(of_ranks(world_size, make)), alone)
@@ -112,13 +114,6 @@ def test_an_abandoned_iteration_can_be_continued(photos):
         first = take(broken, 2)
         rest = take(broken)
         assert_same(tuple(torch.cat(p) for p in zip(first, rest, strict=True)), whole)
-
-
-@pytest.mark.parametrize("backend", ["nvimgcodec", "dali-cpu"])
-def test_kept_batches_are_not_overwritten(photos, backend):
-    kept = [batch.images for batch in loader(photos, backend=backend)]
-    copied = [batch.images.clone() for batch in loader(photos, backend=backend)]
-    assert all(torch.equal(a, b) for a, b in zip(kept, copied, strict=True))
 
 
 @pytest.fixture
@@ -178,19 +173,15 @@ def test_another_backend_or_version_is_reported(photos, state):
     assert "was 0.0.1: pixels may differ in their last bit" in change
 
 
-def test_the_keys_of_a_state_are_those_of_earlier_versions(state):
+def test_the_keys_of_a_state_are_those_of_earlier_versions(photos, state):
     """Checkpoints hold them, so a renamed key would be reported as a change."""
     assert sorted(state) == ["fingerprint", "made_with", "position"]
     made_with = {"largebatch", "the form of images", "the input's back end"}
     assert state["made_with"].keys() == made_with
     names = "batch_size files images micro_batch_size repeats seed source version world_size"
     assert sorted(state["fingerprint"]) == names.split()
-
-
-def test_a_state_of_a_version_without_repeats_is_accepted(photos, state):
-    earlier = copy.deepcopy(state)
-    assert earlier["fingerprint"].pop("repeats") == 1
-    loader(photos, backend="torchvision").load_state_dict(earlier)
+    assert state["fingerprint"].pop("repeats") == 1  # which an earlier version did not have
+    loader(photos, backend="torchvision").load_state_dict(state)
 
 
 def test_resharding_continues_with_the_images_not_yet_seen(photos):
@@ -220,16 +211,12 @@ def test_batches_are_prefetched_while_a_step_runs(photos, backend):
 
 
 def test_synthetic_batches_do_not_depend_on_the_number_of_ranks():
-    source = Synthetic(100, 7)
-    options = {"batch_size": 8, "epochs": 1}
+    source, options = Synthetic(100, 7), {"batch_size": 8, "epochs": 1}
     alone = take(Loader(source, SMALL, micro_batch_size=4, **options))
     assert alone[0].shape == (96, 3, 24, 24)  # 12.5 batches, rounded to whole ones
-    assert alone[1].min() >= 0
-    assert alone[1].max() < 7
+    assert set(alone[1].tolist()) <= {*range(7)}
     ranks = of_ranks(2, partial(Loader, source, SMALL, micro_batch_size=4, **options))
     assert_same(take_in_turn(ranks), alone)
-    evaluation = Loader(source, SMALL, training=False, **options)
-    assert sum(len(batch.labels) for batch in evaluation) == 100
     other = take(Loader(source, SMALL, seed=2**63 - 1, **options))
     assert not torch.equal(other[0], alone[0])
 

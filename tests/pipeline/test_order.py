@@ -63,17 +63,6 @@ def test_the_order_is_that_of_earlier_versions():
     assert uniforms(7, 3, 5, 1)[0, :3].tolist() == numbers
 
 
-def test_numbers_are_uniform_and_independent():
-    numbers = uniforms(1, 2, 0, 20_000)
-    assert numbers.shape == (20_000, UNIFORMS)
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    np.testing.assert_allclose(numbers.mean(0), 0.5, atol=0.012)
-    np.testing.assert_allclose(numbers.std(0), np.sqrt(1 / 12), atol=0.008)
-    correlation = np.corrcoef(numbers.T) - np.eye(UNIFORMS)
-    assert np.abs(correlation).max() < 0.035
-
-
 @given(st.integers(0, 1000), st.integers(1, 50))
 def test_evaluation_shares_cover_every_image_once(images, world_size):
     shares = [evaluation_share(images, rank, world_size) for rank in range(world_size)]
@@ -103,9 +92,13 @@ def test_repeats_show_an_image_several_times_with_numbers_of_their_own(
         np.testing.assert_array_equal(part, all_[start:])
 
 
-def test_further_numbers_leave_those_of_crops_as_they_are():
+def test_numbers_are_uniform_and_independent_and_further_ones_leave_the_others_as_they_are():
     plain, more = (Stream(50, 3, further=further).take(20, 70)[1] for further in (False, True))
     np.testing.assert_array_equal(more[:, :UNIFORMS], plain)
     assert more.shape == (70, UNIFORMS + FURTHER)
-    both = np.corrcoef(Stream(4000, 3, further=True).take(0, 12_000)[1].T)
-    assert np.abs(both - np.eye(UNIFORMS + FURTHER)).max() < 0.045
+    numbers = Stream(4000, 3, further=True).take(0, 12_000)[1]
+    assert 0 <= numbers.min() < numbers.max() < 1
+    np.testing.assert_allclose(numbers.mean(0), 0.5, atol=0.015)
+    np.testing.assert_allclose(numbers.std(0), np.sqrt(1 / 12), atol=0.01)
+    correlation = np.corrcoef(numbers.T) - np.eye(UNIFORMS + FURTHER)
+    assert np.abs(correlation).max() < 0.045

@@ -23,11 +23,7 @@ class Entry:
 
 
 class ShardFile:
-    """Reads small byte ranges of a shard through a window.
-
-    Its ``size`` in bytes is asked of the storage by default. Messages name it by ``where``. A shard
-    that is missing or cannot be read raises :class:`DataError`.
-    """
+    """Reads byte ranges of a shard through a window; a DataError says that it cannot be read."""
 
     def __init__(self, storage: Storage, name: str, size: int | None = None) -> None:
         self.storage, self.name, self.where = storage, name, storage.where(name)

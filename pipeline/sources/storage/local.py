@@ -125,10 +125,7 @@ FILES = OpenFiles()
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Open a regular file for reading; return its descriptor and its size in bytes.
-
-    Reading a device, a FIFO or a folder could wait for or never end.
-    """
+    """Open a file that reading will not wait for; return its descriptor and size in bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import checks, contest, report
+from benchmarks.gpu import checks, contest, report, trainer_checks
 from benchmarks.gpu.contenders import CONTENDERS, CONTESTS, OURS, TYPED, Contender
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import Case, Skipped
@@ -120,3 +120,11 @@ def test_the_text_ends_with_checks_and_goals(report_of):
     assert sorted(order, key=text.index) == order
     assert text.rstrip().endswith("| a ratio | 0.900 | at least 0.98 | missed | cpu |")
     assert report.exit_code(report.read(found.file)) == 1
+
+
+def test_the_distance_of_two_runs_is_a_share_of_the_change():
+    one = {"a": torch.tensor([2.0, 0.0]), "b": torch.tensor([0.0, 2.0]), "still": torch.zeros(2)}
+    assert trainer_checks.distance(one, one) == 0
+    assert trainer_checks.distance(one, {name: 0 * value for name, value in one.items()}) == 1
+    other = one | {"b": torch.tensor([0.0, 1.0])}
+    assert trainer_checks.distance(one, other) == pytest.approx(0.5**1.5)

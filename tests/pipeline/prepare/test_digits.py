@@ -1,7 +1,6 @@
 """The digits, written as files and read back."""
 
 import numpy as np
-import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -37,14 +36,3 @@ def test_a_second_call_changes_nothing_and_other_files_are_kept(digits, tmp_path
     (tmp_path / "notes.txt").write_text("mine")
     refused("is not empty and is not this data set", prepare_digits, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [("/proc/nope", "No such file or directory"), ("file/digits", "Not a directory")],
-)
-def test_a_folder_that_cannot_be_created_is_named(tmp_path, monkeypatch, out, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    refused(f"{out} cannot be written: {message}", prepare_digits, out)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

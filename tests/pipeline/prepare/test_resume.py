@@ -76,13 +76,6 @@ def test_complete_shards_are_not_written_again(unfinished, few):
 
 
 HARM = {
-    "gone": Path.unlink,
-    "no idx": lambda path: path.with_suffix(".idx").unlink(),
-    "partial": lambda path: (
-        path.with_name(".index.npz.partial-1").write_bytes(b"PK"),
-        path.rename(path.with_name("train-00001.tar.partial")),
-        os.truncate(path.with_name("train-00001.tar.partial"), 700),
-    ),
     "cut": lambda path: os.truncate(path, 512),
     "another": lambda path: shutil.copy(path.with_name("train-00000.tar"), path),
     "bytes": lambda path: path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size)),
@@ -90,16 +83,13 @@ HARM = {
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_incomplete_shards_are_written_again_and_damaged_ones_named(
-    unfinished, few, tmp_path, harm
-):
+def test_damaged_shards_are_named_and_written_again_once_removed(unfinished, few, tmp_path, harm):
     path = unfinished / "train.partial" / "train-00001.tar"
     HARM[harm](path)
-    if harm in ("cut", "another", "bytes"):
-        message = f"^{path}.*; remove this shard to write it again"
-        refused(message, prepare_folder, unfinished, few, OUTPUT)
-        assert not (unfinished / "train").exists()
-        path.unlink()
+    message = f"^{path}.*; remove this shard to write it again"
+    refused(message, prepare_folder, unfinished, few, OUTPUT)
+    assert not (unfinished / "train").exists()
+    path.unlink()
     prepare_folder(unfinished, few, OUTPUT)
     prepare_folder(tmp_path / "uninterrupted", few, OUTPUT)
     assert tree(unfinished) == tree(tmp_path / "uninterrupted")

@@ -1,8 +1,15 @@
-"""Image folders and their faults."""
+"""Local sources: image folders and their faults, parts of a source, and byte ranges of files."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
-from largebatch.pipeline import ImageFolder
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from largebatch.pipeline import ImageFolder, Subset, hold_out
+from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage, OpenFiles
 from tests.conftest import refused
 
 
@@ -42,3 +49,94 @@ def test_the_fingerprint_depends_on_names_and_labels_not_on_the_path(photos, tmp
     (tmp_path / "train").symlink_to(photos / "train")
     assert ImageFolder(tmp_path).fingerprint == ImageFolder(photos).fingerprint
     assert ImageFolder(photos, "val").fingerprint != ImageFolder(photos).fingerprint
+
+
+# Holding out a part of the training images
+
+
+@pytest.fixture(scope="module")
+def folder(photos):
+    return ImageFolder(photos)
+
+
+@given(count=st.integers(1, 52))
+def test_every_image_is_in_exactly_one_part(folder, count):
+    kept, held = hold_out(folder, count)
+    assert len(held) == count
+    names = [part.name(i) for part in (kept, held) for i in range(len(part))]
+    assert sorted(names) == [folder.name(i) for i in range(len(folder))]
+
+
+def test_a_subset_keeps_bytes_and_labels(folder):
+    subset = Subset(folder, [40, 3, 22])
+    assert subset.classes == folder.classes
+    assert subset.labels.tolist() == [2, 0, 1]
+    wanted = folder.read(np.array([22, 40]))
+    assert all(map(np.array_equal, subset.read(np.array([2, 0])), wanted))
+
+
+def test_the_split_is_reproducible_and_has_all_classes(folder):
+    kept, held = hold_out(folder, 15)
+    again, _ = hold_out(folder, 15)
+    assert kept.fingerprint == again.fingerprint
+    fingerprints = {kept.fingerprint, held.fingerprint, folder.fingerprint}
+    assert len(fingerprints | {hold_out(folder, 14)[0].fingerprint}) == 4
+    assert set(held.labels) == set(kept.labels) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("count", [0, 53])
+def test_an_empty_part_is_refused(folder, count):
+    refused(f"hold out {count} of 53 images; valid: 1 to 52", hold_out, folder, count)
+
+
+# Byte ranges of files, read by many threads
+
+
+def open_files(folder):
+    """Paths of the files of a folder that this process has open."""
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    paths = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [path for path in paths if path.startswith(str(folder))]
+
+
+def test_truncated_and_missing_files_are_reported(tmp_path):
+    (tmp_path / "two.tar").write_bytes(bytes(range(20)))
+    storage = LocalStorage(tmp_path)
+    ranges = [("two.tar", 10, 20), ("gone", 0, 1), ("two.tar", 0, 2)]
+    short, missing, right = storage.read([ByteRange(*wanted) for wanted in ranges])
+    assert short.endswith(" is 10 bytes too short")
+    assert missing == "cannot be read: No such file or directory (ENOENT)"
+    assert right.tobytes() == b"\0\1"
+    assert open_files(tmp_path) == []
+
+
+def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(OpenFiles, "_MOST", 3)
+    for i in range(9):
+        (tmp_path / str(i)).write_bytes(bytes([i]))
+    storage = LocalStorage(tmp_path)
+    for _ in range(2):
+        found = storage.read([ByteRange(str(i), 0, 1) for i in (*range(9), 8, 0, 8)])
+        assert [int(content[0]) for content in found] == [*range(9), 8, 0, 8]
+    assert len(open_files(tmp_path)) == 3
+    del storage
+    assert open_files(tmp_path) == []
+
+
+def test_threads_do_not_close_files_of_other_threads(tmp_path, monkeypatch):
+    """A file closed by another thread could be read as whatever was opened after it."""
+    monkeypatch.setattr(OpenFiles, "_MOST", 2)
+    for number in range(20):
+        (tmp_path / f"{number}.tar").write_bytes(bytes([number]) * 1000)
+    storage = LocalStorage(tmp_path)
+
+    def read(seed):
+        numbers = np.random.default_rng(seed).integers(0, 20, 300).tolist()
+        found = [storage.read([ByteRange(f"{n}.tar", 10, 900)])[0] for n in numbers]
+        return all(
+            not isinstance(f, str) and f.tobytes() == bytes([n]) * 900
+            for n, f in zip(numbers, found, strict=True)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(16)))

@@ -268,12 +268,8 @@ def test_a_refused_connection_is_reported(tmp_path):
         url = server.url
     options = {"anon": True, "endpoint_url": url}
     for storage in (RemoteStorage(url, None, QUICK), RemoteStorage("s3://b", options, QUICK)):
-        for call, argument in (
-            (storage.read, [ByteRange("x", 0, 1)]),
-            (storage.sizes, ["x"]),
-            (storage.content, "x"),
-        ):
-            refused(rf"{storage.where('x')} cannot be read: .*\(tried 3 times\)", call, argument)
+        for call in (storage.content, lambda name, storage=storage: storage.sizes([name])):
+            refused(rf"{storage.where('x')} cannot be read: .*\(tried 3 times\)", call, "x")
 
 
 # S3

@@ -1,6 +1,5 @@
 """Shards as a source of images: with and without an index, local and on a server."""
 
-import re
 import shutil
 from dataclasses import replace
 
@@ -106,17 +105,6 @@ def test_records_in_parts_are_read_and_a_damaged_one_is_an_error_of_one_image(tm
     assert str(found[1]) == f"{source.name(1)} cannot be read: its record is damaged"
 
 
-def test_the_error_of_an_unreadable_image_has_its_name(copy):
-    source = Shards(copy, **WEBDATASET)
-    path = copy / "train" / "train-00002.tar"
-    with path.open("r+b") as file:
-        file.truncate(int(source.index.offset[-1]) + 5)
-    found = source.read(np.array([0, 52]))
-    assert not isinstance(found[0], DataError)
-    assert re.match(f"{source.name(52)} cannot be read: .* bytes too short", str(found[1]))
-    assert source.name(52) == f"{path}:{source.index.names[52]}"
-
-
 # Refused before training
 
 
@@ -169,23 +157,3 @@ def test_validation_has_the_class_numbers_of_training(copy):
     assert val(CLASSES).classes == CLASSES
     assert val(CLASSES).labels.tolist() == index.labels.tolist()
     refused(r"index\.npz has 3 classes, but training has 2", val, ("ant", "bee"))
-
-
-# Shards of both splits in one folder, as in TensorFlow's ImageNet
-
-
-def test_a_pattern_selects_shards_of_a_folder(tmp_path):
-    for split, count in (("train", 2), ("validation", 1)):
-        for i in range(count):
-            images = [Image(f"x/{split}{i}{k}.jpg", b"abc", k) for k in range(3)]
-            records = [formats.example(image, CLASSES, label_offset=1) for image in images]
-            path = tmp_path / f"{split}-{i:05d}-of-{count:05d}"
-            formats.write_records(path, records, idx=False)
-    options = {"format": "tfrecord", "label_offset": 1}
-    train = Shards(tmp_path, pattern="train-{00000..00001}-of-*", **options)
-    assert train.classes == CLASSES
-    assert train.labels.tolist() == [0, 1, 2] * 2
-    assert train.name(3) == f"{tmp_path}/train-00001-of-00002:ant/train10.jpg"
-    val = {"split": "val", "pattern": "validation-*", "classes": train.classes} | options
-    assert len(Shards(tmp_path, **val)) == 3
-    refused("set label_offset=1", Shards, tmp_path, **val | {"label_offset": 0})
