@@ -165,25 +165,3 @@ def test_figures_and_ceilings_that_are_too_high_are_found(figure, message):
     check("x", 280, (300, 200), slack=20)
     with pytest.raises(AssertionError, match=f"^{re.escape(message)}"):
         check("x", figure, (300, 200), slack=20, found="ba")
-
-
-def test_imports_of_recipe_and_of_metrics_are_found(tmp_path):
-    files = {
-        "schema/__init__": "",
-        "schema/recipe": "Recipe = 1",
-        "training/names": 'METRICS = "metrics.jsonl"',
-        "training/for_types": "if TYPE_CHECKING:\n    from ..schema.recipe import Recipe",
-        "training/whole": "def f():\n    from ..schema import recipe",
-        "training/wing/deep": "from ..names import METRICS as M\nfrom ..whole import other",
-        "trained/other": "from ..schema.recipe import Recipe\nfrom ..training.names import other",
-        "trained/reader": "from ..training.whole import read_lines, other",
-        "trained/written_out": 'path = folder / "metrics.jsonl"',
-    }
-    for name, text in files.items():
-        path = tmp_path / "recipes" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    graph = read_graph(tmp_path, ["recipes"])
-    assert {path.stem for path in importers_of_recipe(graph)} == {"for_types", "whole"}
-    about_metrics = {path.stem for path in files_about_metrics(graph, tmp_path)}
-    assert about_metrics == {"names", "deep", "reader", "written_out"}

@@ -151,25 +151,17 @@ def test_own_parameters_of_any_shape_follow_the_rule_in_both(name, base, paramet
     assert plain & parameters.keys() == in_fp32 & parameters.keys() == wanted
 
 
-@pytest.mark.parametrize(
-    "module",
-    SMALL_BLOCKS,
-    ids=lambda module: type(module).__name__,
-)
+@pytest.mark.parametrize("module", SMALL_BLOCKS, ids=lambda module: type(module).__name__)
 def test_blocks_are_norms_to_neither(module):
     assert verdicts(module) == (False, False)
 
 
-def mixed_model():
-    layers = [built(layer) for layer in LAYERS if "Lazy" not in layer.__name__]
-    # A block of a normaliser-free network holds a parameter of its own.
-    layers += [Gain(), NormFreeBlock(8, 8, act_layer=nn.ReLU, skipinit=True)]
-    return nn.Sequential(*layers, nn.Linear(8, 8))
-
-
 def test_amp_keeps_in_fp32_what_lars_counts_as_norm_parameters():
     """Biases aside, which lars counts with the norms and amp casts with their layer."""
-    model = Precision("bf16-master").convert(mixed_model())
+    layers = [built(layer) for layer in LAYERS if "Lazy" not in layer.__name__]
+    # A block of a normaliser-free network holds a parameter of its own.
+    layers += [Gain(), NormFreeBlock(8, 8, act_layer=nn.ReLU, skipinit=True), nn.Linear(8, 8)]
+    model = Precision("bf16-master").convert(nn.Sequential(*layers))
     in_fp32 = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
     of_norms = {name for group in split_parameters(model, 0.1) if not group["adapt"]
                 for name, _ in group["params"]}  # fmt: skip

@@ -26,8 +26,9 @@ def test_a_translation_moves_the_image_and_fills_with_black(photos):
     moves = replace(SMALL, **whole, translate=5)
     black = -torch.tensor(SMALL.mean) / torch.tensor(SMALL.std)
     for backend in BACKENDS:
-        still = take(loader(photos, replace(SMALL, **whole), backend=backend))[0]
-        moved = take(loader(photos, moves, backend=backend))[0]
+        options = {"backend": backend, "epochs": 1}
+        still = take(loader(photos, replace(SMALL, **whole), **options))[0]
+        moved = take(loader(photos, moves, **options))[0]
         seen = set()
         for before, after in zip(still, moved, strict=True):
             padded = black[:, None, None].expand(3, 34, 34).clone()
@@ -37,7 +38,7 @@ def test_a_translation_moves_the_image_and_fills_with_black(photos):
             ((y, x),) = (apart < 1e-4).nonzero().tolist()
             seen.add((x, y))
         assert {x for x, _ in seen} == {y for _, y in seen} == set(range(11))
-        assert {x - y for x, y in seen} > set(range(-4, 5))  # in both directions on their own
+        assert len({x - y for x, y in seen}) > 11  # each direction has a number of its own
 
 
 def test_alternating_flips_show_both_sides_of_each_image_in_two_epochs(photos):
