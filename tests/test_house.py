@@ -26,23 +26,23 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (38_845, 36_000),
-    "recipes": (18_324, 16_000),
-    "recipes/commands": (1_959, 1_650),
-    "recipes/tune": (2_344, 2_150),
-    "recipes/predict": (1_310, 1_250),
-    "recipes/report": (682, 650),
-    "recipes/trained": (852, 750),
+    "amp comm lars pipeline recipes": (38_145, 36_000),
+    "recipes": (17_726, 16_000),
+    "recipes/commands": (1_893, 1_650),
+    "recipes/tune": (2_180, 2_150),
+    "recipes/predict": (1_251, 1_250),
+    "recipes/report": (652, 650),
+    "recipes/trained": (782, 750),
     "recipes/mlperf": (386, 360),
-    "recipes/training": (6_598, 5_600),
+    "recipes/training": (6_595, 5_600),
     "recipes/models": (1_069, 1_100),
-    "recipes/schema": (2_211, 1_600),
-    "pipeline": (7_801, 7_850),
+    "recipes/schema": (1_987, 1_600),
+    "pipeline": (7_699, 7_850),
     "lars": (5_502, 5_300),
     "amp": (2_023, 2_000),
     "comm": (5_195, 5_000),
-    "tests": (41_173, 30_000),
-    "benchmarks": (10_379, 10_000),
+    "tests": (39_763, 30_000),
+    "benchmarks": (9_912, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (3, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it

@@ -31,6 +31,7 @@ from largebatch.recipes.training.screen.closing import (
     say,
 )
 from largebatch.recipes.training.trainer import Trainer
+from largebatch.recipes.tune.learning_rate.search import Search
 from tests.recipes.runs import BASE, JOB, make
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
 
@@ -176,7 +177,7 @@ ENDS = {
 
 @pytest.mark.slow("trains, and runs the commands that are shown")
 @pytest.mark.parametrize("end", ENDS)
-def test_commands_run_as_they_are_shown(photos, here, capsys, end):
+def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
     keys, reason, step, warnings, kinds, from_step = ENDS[end]
     (here / "my photos").symlink_to(photos)
     loaded = load("digits", [*BASE, "data.path=my photos", f"run_dir={RUN}", *keys])
@@ -194,20 +195,15 @@ def test_commands_run_as_they_are_shown(photos, here, capsys, end):
     assert spent.pop("total") == pytest.approx(sum(spent.values()))
     assert out.endswith("\n  ".join(["\nnext:", *facts["next"]]) + "\n")
     assert [shlex.split(command)[1] for command in facts["next"]] == kinds.split()
-    found = {}
+    monkeypatch.setattr(Search, "_search", lambda search: sys.exit())  # its trials
     for command in facts["next"]:
-        further = " --lr 0.01..1 --runs 8" if " tune lr " in command else ""
-        found[shlex.split(command)[1]] = run_command(command + further)
+        run_command(command)
     assert Path("report.html").stat().st_size > 10_000
-    assert "export" not in found or Path(RUN, "export/config.json").is_file()
-    assert "learning rate" in found.get("tune", "learning rate")
-    if "train" in found:
+    assert "export" not in kinds or Path(RUN, "export/config.json").is_file()
+    if "train" in kinds:
         summary = content("summary.json")
-        assert (summary["from_step"], summary["step"], summary["recipe"]) == (
-            from_step,
-            7,
-            "digits",
-        )
+        found = summary["from_step"], summary["step"], summary["recipe"]
+        assert found == (from_step, 7, "digits")
 
 
 def test_errors_of_other_kinds_say_nothing_of_it(photos, capsys, monkeypatch):
