@@ -41,7 +41,7 @@ LINES = {  # of Python in all files below these folders
     "lars": (5_502, 5_300),
     "amp": (2_023, 2_000),
     "comm": (5_195, 5_000),
-    "tests": (39_759, 30_000),
+    "tests": (39_666, 30_000),
     "benchmarks": (9_912, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
