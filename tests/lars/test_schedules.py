@@ -64,14 +64,6 @@ def test_step_decay_falls_at_each_milestone_and_nowhere_else(peak, milestones, f
         assert ratio == pytest.approx(factor if step in milestones else 1.0)
 
 
-def warmup_rate(shape, x, start, peak):
-    """Return the learning rate after a fraction ``x`` of a warm-up."""
-    if shape == "exponential":
-        return math.exp((1 - x) * math.log(start) + x * math.log(peak))
-    share = {"linear": x, "quadratic": x * x}[shape]
-    return (1 - share) * start + share * peak
-
-
 @given(
     st.sampled_from(WARMUP_SHAPES),
     st.integers(0, 5000),
@@ -86,7 +78,11 @@ def test_warmup_matches_its_formula_and_continues_with_the_schedule(
     schedule = warmup(then, steps, start=start, shape=shape)
     if steps:
         step = min(steps - 1, int(share * steps))
-        expected = warmup_rate(shape, step / steps, start, peak)
+        x = step / steps
+        if shape == "exponential":
+            expected = math.exp((1 - x) * math.log(start) + x * math.log(peak))
+        else:
+            expected = start + (peak - start) * (x if shape == "linear" else x * x)
         assert schedule(step) == pytest.approx(expected, rel=1e-9)
         assert schedule(0) == pytest.approx(start)
     assert schedule(steps) == then(0) == peak
@@ -168,22 +164,10 @@ def test_an_invalid_argument_is_named_with_the_valid_values(message):
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("text", "steps"),
-    [
-        ("31ep", 606),
-        ("500", 500),
-        (500, 500),
-        ("0.1dur", 174),
-        ("2.5ep", 49),
-        ("0", 0),
-        ("1dur", 1740),
-    ],
-)
-def test_a_span_is_converted_to_steps(text, steps):
-    span = Span.parse(text)
-    assert span.steps(1281167 / 65536, 1740) == steps
-    assert Span.parse(str(span)) == span
+def test_a_span_is_converted_to_steps():
+    texts = ("31ep", "500", 500, "0.1dur", "2.5ep", "0", "1dur")
+    steps = [Span.parse(text).steps(1281167 / 65536, 1740) for text in texts]
+    assert steps == [606, 500, 500, 174, 49, 0, 1740]
 
 
 @pytest.mark.parametrize("text", ["", "ep", "-1ep", "1.5", "5 ep", "2dur", "1e3", "5epochs", "nan"])
