@@ -11,7 +11,6 @@ from largebatch.lars import (
     Span,
     constant,
     cosine,
-    mlperf_polynomial,
     polynomial,
     step_decay,
     warmup,
@@ -112,26 +111,17 @@ mlperf_runs = st.integers(2, 5000).flatmap(
 
 
 @given(mlperf_runs, peaks)
-def test_mlperf_polynomial_matches_the_code_of_the_reference(run, peak):
-    train_steps, rise, step = run
-    expected = pytest.approx(tensorflow_code(peak, train_steps, rise, step), rel=1e-12)
-    from_start = mlperf_polynomial(peak, train_steps, warmup_steps=rise, decay_from="start")
-    from_warmup = mlperf_polynomial(peak, train_steps - rise + 1, warmup_steps=rise)
-    assert from_start(step) == from_warmup(step) == expected
-    assert from_warmup(train_steps + 2) == 1e-4
-
-
-@given(mlperf_runs, peaks)
-def test_mlperf_polynomial_matches_the_code_of_nvidia(run, peak):
-    iterations, rise, step = run
+def test_polynomial_counts_steps_as_the_codes_of_mlperf_do(run, peak):
+    steps, rise, step = run
+    reference = polynomial(peak, steps + 1, warmup_steps=rise, end=1e-4)
+    expected = tensorflow_code(peak, steps, rise, step)
+    assert reference(step) == pytest.approx(expected, rel=1e-12)
+    assert reference(steps + 2) == 1e-4
     # MXNet counts the update before it asks for its learning rate.
-    expected = pytest.approx(nvidia_code(peak, iterations, rise, step + 1), rel=1e-12)
-    options = {"warmup_steps": rise, "code": "nvidia"}
-    from_start = mlperf_polynomial(peak, iterations, decay_from="start", **options)
-    from_warmup = mlperf_polynomial(peak, iterations - rise, **options)
-    assert from_start(step) == from_warmup(step) == expected
-    assert from_start(0) > 0
-    assert from_start(iterations - 1) == from_start(iterations + 5) == 1e-4
+    of_nvidia = polynomial(peak, steps, warmup_steps=rise, end=1e-4)
+    expected = nvidia_code(peak, steps, rise, step + 1)
+    assert of_nvidia(step + 1) == pytest.approx(expected, rel=1e-12)
+    assert of_nvidia(steps) == 1e-4
 
 
 WRONG = {
@@ -151,9 +141,7 @@ WRONG = {
         1, 10, warmup_steps=11
     ),
     "power must be above 0, not 0": lambda: polynomial(1, 10, power=0),
-    "decay_steps must be above 5, not 5": lambda: mlperf_polynomial(
-        1, 5, warmup_steps=5, decay_from="start"
-    ),
+    "decay_steps must be at least 0, not -1": lambda: polynomial(1, 10, decay_steps=-1),
 }
 
 
