@@ -20,12 +20,12 @@ from torch.optim import SGD
 
 from largebatch.lars import DIALECTS, LARS, Muon, hidden_weights, split_parameters
 from largebatch.lars.options import DENOMINATORS
+from tests.lars.muon.training import follow
 from tests.lars.problems import assert_close
 from tests.lars.states import (
     assert_continues,
     assert_refuses,
     groups,
-    moved,
     parameters,
     run,
     stepped,
@@ -81,7 +81,7 @@ def test_a_loaded_state_dict_continues_exactly_whatever_the_new_optimizers_optio
     shared = {"dialect": dialect, "master_weights": master_weights, "implementation": "foreach"}
     optimizer = LARS(groups(parameters(dtype), weight_decay=0.01), 0.1, **options, **shared)
     run(optimizer, range(3))
-    other = moved(optimizer, LARS(groups(parameters(dtype)), 0.7, 0.5, **shared))
+    other = follow(optimizer, LARS(groups(parameters(dtype)), 0.7, 0.5, **shared))
     state = pickle.loads(pickle.dumps(optimizer.state_dict()))
     state["param_groups"][0]["epoch_of_my_loop"] = 3
     other.load_state_dict(state)
@@ -231,7 +231,7 @@ def test_state_of_sgd_in_a_wrapper_continues_when_its_dialect_is_added(dialect):
         message = "momentum_buffer of parameter 0 is of torch.optim.SGD"
     assert_refuses(ours, saved, message)
     saved["param_groups"][0]["dialect"] = dialect
-    moved(theirs, ours).load_state_dict(saved)
+    follow(theirs, ours).load_state_dict(saved)
     assert "dampening" not in ours.param_groups[0]
     expected = run(theirs, range(20, 40))
     assert_close(run(ours, range(20, 40)), expected, rtol=1e-12, atol=1e-15)
