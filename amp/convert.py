@@ -32,13 +32,10 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast ``model`` to ``dtype`` in place and return it; see :meth:`Precision.convert`.
-
-    Batch norms accept half-precision inputs with FP32 parameters; hooks on other norms cast their
-    inputs to FP32 and their outputs back. Matrices of modules called norms (``NormedLinear``) are
-    cast like any layer's; the vectors beside them stay in FP32, and the forward pass sees copies of
-    these in ``dtype``. Parameters stay the same objects.
-    """
+    """Cast ``model`` to ``dtype`` in place and return it; see :meth:`Precision.convert`."""
+    # Batch norms accept half-precision inputs with FP32 parameters; hooks on other norms cast. In
+    # modules called norms (NormedLinear) matrices are cast, and the forward pass sees copies of the
+    # vectors in ``dtype``.
     parameters = [p for module in model.modules() for p in _to_cast(module)]
     before = getattr(model, "_largebatch_dtype", dtype)
     if before != dtype and before in {p.dtype for p in parameters}:
@@ -80,10 +77,7 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm layer without a matrix of its own, as in ``lars``.
-
-    Linear layers, convolutions and blocks of modules are none, whatever their class is called.
-    """
+    """Whether a module is a norm layer without a matrix of its own, as in ``lars``."""
     return _is_known_norm(module) or (_is_called_norm(module) and not _to_cast(module))
 
 

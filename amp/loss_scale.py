@@ -141,10 +141,7 @@ class LossScaler:
         return norm
 
     def step(self, optimizers: Sequence[Optimizer]) -> dict[Optimizer, Tensor]:
-        """Step each optimizer unless its gradients are not finite, and update the scale once.
-
-        Returns whether each that has gradients was skipped, 0-d, bool; empty without scaling.
-        """
+        """Step each optimizer and update the scale once; return which were skipped, 0-d bools."""
         if self.enabled and any(gradients_of(optimizer) for optimizer in optimizers):
             self._check_backward("step")
         works = {optimizer: self._work_on(optimizer) for optimizer in optimizers}
@@ -266,15 +263,12 @@ def divides_gradients(optimizer: Optimizer) -> bool:
 
 @torch.no_grad()
 def _next_scale(scaler: GradScaler, overflow: Tensor, in_a_row: Tensor, least: float) -> Tensor:
-    """Return the scale after a step, and count the step in the scaler's growth tracker.
-
-    As torch's, it is halved at an overflow and doubled after 2,000 good steps. But a damaged image
-    overflows at any scale: with torch's rule, one per epoch halves the scale each epoch until
-    gradients vanish without a message. So an overflow after a good step that comes although an
-    earlier such overflow has halved the scale doubles it again, and good steps are counted on
-    across them. A scale that is too high overflows again in the next step, and then falls as with
-    torch. ``in_a_row`` steps were skipped directly before this one.
-    """
+    """Return the scale after a step before which ``in_a_row`` were skipped, and count the step."""
+    # As torch's, it is halved at an overflow and doubled after 2,000 good steps. But a damaged
+    # image overflows at any scale, and one per epoch would halve it each epoch until gradients
+    # vanish. So where such an overflow has halved the scale, the next one after a good step doubles
+    # it again. A scale that is too high overflows again in the next step, and falls as with torch.
+    #
     # The tracker is the number n of good steps since the scale last grew, or ~n (negative) while
     # an overflow after a good step has it halved.
     scale, tracker = scaler._check_scale_growth_tracker("update")

@@ -28,10 +28,7 @@ def update(
     *,
     sum_over_shards: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Take one step in place; see :func:`largebatch.lars.reference.update`.
-
-    If tensors are shards, ``sum_over_shards`` sums squared norms over the ranks that hold the rest.
-    """
+    """Take one step in place; ``sum_over_shards`` sums squared norms where tensors are shards."""
     dtype = compute_dtype(weights[0])
     w = as_dtype(weights, dtype)
     g = as_dtype(gradients, dtype)

@@ -52,10 +52,9 @@ class NoiseScale:
 class GradientNoise:
     """Measures the gradient noise scale in a training loop.
 
-    Hooks see the gradient of each backward pass on this rank, before it is added to ``.grad`` and
-    before DistributedDataParallel averages it; :meth:`step` compares them with the final ``.grad``.
-    Neither waits for the device or communicates; gradients stay as they are. A step needs two
-    backward passes, on one rank by accumulation or on two ranks.
+    Hooks see the gradient of each backward pass on this rank; :meth:`step` compares them with the
+    final ``.grad``. Neither waits for the device or communicates; gradients stay as they are. A
+    step needs two backward passes, on one rank by accumulation or on two ranks.
 
     Args:
         params: The parameters that the loss is differentiated by.
@@ -82,11 +81,9 @@ class GradientNoise:
         print(noise.estimate())
 
     Each pass is the mean loss of ``batch_size`` examples of their own, or the same multiple of it
-    in all passes, such as a division by their number: ``noise_scale`` does not depend on it, but
-    ``gradient_norm2`` and ``trace`` are those of a loss divided so. With SyncBatchNorm, gradients
-    of ranks are not independent, and with gradient compression that is not an average (PowerSGD)
-    they are others: then the estimate is not exact. docs/concepts/gradient-noise.md says what it
-    means with batch norm and for examples drawn without replacement.
+    in all passes: ``noise_scale`` does not depend on it, ``gradient_norm2`` and ``trace`` do. With
+    SyncBatchNorm or gradient compression the estimate is not exact. docs/concepts/gradient-noise.md
+    says what it means with batch norm and for examples drawn without replacement.
     """
 
     def __init__(
@@ -119,13 +116,9 @@ class GradientNoise:
         self.watch()
 
     def watch(self, on: bool = True) -> None:
-        """Measure the steps from here on, or do not: then there are no hooks.
+        """Measure the steps from here on, or do not (``on``): then there are no hooks.
 
-        Call it between steps, on all ranks alike. What a step that was left unfinished has shown is
-        forgotten.
-
-        Args:
-            on: Whether to measure.
+        Call it between steps, on all ranks alike: an unfinished step is forgotten.
         """
         self._forget()
         if on and not self._handles:

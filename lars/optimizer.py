@@ -18,7 +18,7 @@ from .batches import Batch, Kind
 from .implementations import implementation_for
 from .layerwise import LayerwiseOptimizer, Overflow
 from .memory import moved
-from .options import check_keys, check_options, named_arguments
+from .options import OPTIONS, check_keys, check_options, named_arguments
 from .reference import Hyper
 from .state import CORRECTED, add_previous_lr, remember_lr, tensors_of
 from .state_dicts import converted, loaded_group
@@ -141,22 +141,9 @@ class LARS(LayerwiseOptimizer):
         master_weights: bool = False,
         implementation: str = "auto",
     ) -> None:
+        defaults = {name: value for name, value in locals().items() if name in OPTIONS}
         self.implementation = implementation
         self._master_weights = master_weights
-        defaults: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-            "eps": eps,
-            "dialect": dialect,
-            "nesterov": nesterov,
-            "trust_clip": trust_clip,
-            "denominator": denominator,
-            "decay_at_zero_norm": decay_at_zero_norm,
-            "maximize": maximize,
-            "adapt": adapt,
-        }
         super().__init__(params, defaults)
 
     @classmethod

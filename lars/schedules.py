@@ -17,9 +17,6 @@ Schedule = Callable[[int], float]
 #: Shapes of :func:`warmup`.
 WARMUP_SHAPES = ("linear", "quadratic", "exponential")
 
-#: Published codes that :func:`mlperf_polynomial` follows.
-MLPERF_CODES = ("tensorflow", "nvidia")
-
 #: Where the length of a decay is counted from: the end of warm-up, or the start of the run.
 DECAY_FROM = ("warmup", "start")
 
@@ -113,9 +110,11 @@ def polynomial(
 
     ``lr(s) = start + (peak - start) s / warmup_steps`` for the first ``warmup_steps`` updates,
     then ``end + (peak - end) (1 - (s - warmup_steps) / decay_steps) ** power``, and ``end`` after
-    the decay. With power 2 this is the formula of the MLPerf ResNet-50 submissions, which start
-    from 0, so that the first update changes nothing. :func:`mlperf_polynomial` counts steps as
-    they do.
+    the decay. With power 2 this is the formula of the MLPerf ResNet-50 codes, whose ``end`` is 1e-4
+    and which count steps in two ways. The reference (mlcommons/training, lars_util.py) begins with
+    step 0, at rate 0, and decays in ``train_steps - warmup_steps + 1`` steps, so ``total_steps`` is
+    ``train_steps + 1``. NVIDIA's submissions (common/fit.py) begin with step 1, ``schedule(s + 1)``
+    here, and reach ``end`` in the last of ``total_steps`` updates.
 
     Args:
         peak: the learning rate at the end of warm-up.
@@ -147,56 +146,6 @@ def polynomial(
 
     # Not warmup(decay, ...): it rises to decay(0), which is `end` if the decay has no steps.
     return _joined(_rise(start, peak, warmup_steps, "linear"), warmup_steps, decay)
-
-
-def mlperf_polynomial(
-    peak: float,
-    decay_steps: int,
-    *,
-    warmup_steps: int,
-    decay_from: str = "warmup",
-    code: str = "tensorflow",
-    end: float = 1e-4,
-) -> Schedule:
-    """Return the MLPerf ResNet-50 schedule, exactly as one of its two published codes counts steps.
-
-    Both warm up linearly from 0 and decay with power 2; they differ by one step in two places:
-
-    - ``"tensorflow"``: the reference, ``PolynomialDecayWithWarmup`` in mlcommons/training,
-      image_classification/tensorflow2/lars_util.py. The first update is step 0, so its learning
-      rate is 0; the decay takes ``train_steps - warmup_steps + 1`` steps.
-    - ``"nvidia"``: ``PolySchedule`` in NVIDIA's MXNet submissions, common/fit.py. MXNet counts an
-      update before it asks for the learning rate, so the first update is step 1; the decay takes
-      ``iterations - warmup_steps`` steps, and the last update has the learning rate ``end``. (That
-      code would rise again afterwards; here the learning rate stays at ``end``.)
-
-    The logged value ``lars_opt_learning_rate_decay_steps`` is ambiguous: the reference logs the
-    length of the decay, NVIDIA's code that of the whole schedule, and not all of MLPerf's reference
-    points follow either rule (docs/reference/recipes.md).
-
-    Args:
-        peak: the base learning rate, at the end of warm-up.
-        decay_steps: length of the decay, at least 1.
-        warmup_steps: length of the warm-up; the codes use warm-up epochs times steps per epoch.
-        decay_from: ``"warmup"``: ``decay_steps`` is the length of the decay, after the warm-up;
-            ``"start"``: it is the code's ``train_steps`` or ``iterations``, counted from the start
-            of the run, and must be more than ``warmup_steps``.
-        code: one of ``MLPERF_CODES``.
-        end: the learning rate after the decay.
-
-    Raises:
-        ValueError: an argument is out of its range or unknown.
-    """
-    _one_of("code", code, MLPERF_CODES)
-    _one_of("decay_from", decay_from, DECAY_FROM)
-    _at_least("warmup_steps", warmup_steps, 0)
-    if decay_from == "start":
-        _above("decay_steps", decay_steps, warmup_steps)
-        decay_steps += (code == "tensorflow") - warmup_steps
-    _at_least("decay_steps", decay_steps, 1)
-    total_steps = warmup_steps + decay_steps
-    schedule = polynomial(peak, total_steps, warmup_steps=warmup_steps, power=2.0, end=end)
-    return schedule if code == "tensorflow" else lambda step: schedule(step + 1)
 
 
 def _rise(start: float, peak: float, steps: int, shape: str) -> Schedule:

@@ -139,24 +139,11 @@ class Muon(LayerwiseOptimizer):
         master_weights: bool = False,
         process_group: Any = None,
     ) -> None:
+        defaults = {name: value for name, value in locals().items() if name in OPTIONS}
+        defaults = {**DEFAULTS, **defaults}
         self._master_weights = master_weights
         self.process_group = process_group
         self._others = dict(others or {})
-        defaults = {
-            **DEFAULTS,
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "adjust_lr_fn": adjust_lr_fn,
-            "trust_coefficient": trust_coefficient,
-            "norm_projection": norm_projection,
-            "conv_mode": conv_mode,
-            "ns_coefficients": ns_coefficients,
-            "ns_steps": ns_steps,
-            "ns_dtype": ns_dtype,
-            "maximize": maximize,
-        }
         check_options(defaults, RANGES)
         try:
             valid = [name for name in (*OPTIONS, "lr_scale") if name != "orthogonal"]
@@ -246,17 +233,10 @@ class Muon(LayerwiseOptimizer):
             adamw.update(weights, gradients, averages, group, *overflow, halves)
             return None
         # SGD is the dialect of torch without ratios.
-        hyper = lars.Hyper(
-            lr=group["lr"],
-            momentum=group["momentum"],
-            weight_decay=group["weight_decay"],
-            trust_coefficient=group["trust_coefficient"],
-            eps=group["eps"] or 0.0,
-            nesterov=group["nesterov"],
-            trust_clip=False,
-            adapt=kind.adapts and rule == "lars",
-            maximize=group["maximize"],
-        )
+        names = ("lr", "momentum", "weight_decay", "trust_coefficient", "nesterov", "maximize")
+        shared = {name: group[name] for name in names}
+        adapts = kind.adapts and rule == "lars"
+        hyper = lars.Hyper(**shared, eps=group["eps"] or 0.0, trust_clip=False, adapt=adapts)
         step = implementation_for(self._implementation, kind, "torch")
         ratios = step("torch", weights, gradients, buffers, hyper, *overflow, halves)
         return ratios if hyper.adapt else None

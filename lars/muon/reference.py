@@ -161,10 +161,7 @@ def update(
     *,
     orthogonalize: Orthogonalize = polar_factor,
 ) -> Tensor:
-    """Take one step in place, in FP64, and return the factors s, shape ``[len(weights)]``.
-
-    The arguments are those of :func:`largebatch.lars.reference.update`.
-    """
+    """Take one step in place, in FP64, as LARS's reference does; return s, ``[len(weights)]``."""
     factors = []
     for index, (weight, buffer) in enumerate(zip(weights, buffers, strict=True)):
         g = gradients[index].double()

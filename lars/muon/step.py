@@ -32,11 +32,8 @@ def update(
     shapes: Sequence[torch.Size] | None = None,
     sum_over_shards: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor | None:
-    """Take one step in place; return its trust ratios, shape ``[len(weights)]``, if it has them.
-
-    Arguments are those of :func:`largebatch.lars.reference.update`. Where tensors are this rank's
-    shards, ``shapes`` are of the whole ones, and ``sum_over_shards`` sums over the ranks.
-    """
+    """Take one step in place; return its trust ratios, shape ``[len(weights)]``, if it has them."""
+    # Where tensors are this rank's shards, ``shapes`` are those of the whole ones.
     dtype = compute_dtype(weights[0])
     g = as_dtype(gradients, dtype)
     if inverse_scale is not None:

@@ -48,12 +48,9 @@ def _launch(device: torch.device) -> None:
 
 
 def _is_of_building(error: Exception) -> bool:
-    """Whether an error is of building or loading a kernel or its launcher, not of the device.
-
-    Triton 3.9 raises RuntimeError without a compiler or driver, AssertionError without libcuda,
-    what Python raises where a program or file fails, and classes of its own where a kernel does not
-    compile. Errors of the device are subclasses of RuntimeError, or begin as below.
-    """
+    """Whether an error is of building or loading a kernel or its launcher, not of the device."""
+    # Triton 3.9 raises RuntimeError without a compiler or driver, AssertionError without libcuda,
+    # errors of Python and, where a kernel does not compile, of its own.
     if type(error) is RuntimeError:
         return not str(error).startswith(("Triton Error", "CUDA error", "HIP error"))
     of_python = OSError, subprocess.SubprocessError, ImportError, AssertionError

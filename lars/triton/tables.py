@@ -56,16 +56,11 @@ class _Entry(NamedTuple):
 
 
 class Cached(Generic[T]):
-    """A cached function that makes tensors on a device from some content.
+    """A cached function that makes tensors on a device from some content, for any stream."""
 
-    The tensors may be used on any stream: another one than that on which they were made waits for
-    the copy, and the memory is not reused before that stream has read it. In the capture of a CUDA
-    graph,
-
-    - tensors that exist are kept for good, as the graph reads them whenever it is replayed;
-    - new ones are made by the graph itself in each replay, from pinned memory that belongs to it
-      (torch 2.11), and are not cached, since they have no content until then.
-    """
+    # In the capture of a CUDA graph, tensors that exist are kept for good, as replays read them.
+    # New ones are made in each replay, from pinned memory of the graph (torch 2.11), and are not
+    # cached, since they have no content until then.
 
     def __init__(self, make: Callable[[Any, torch.device], T]) -> None:
         self._make = make

@@ -33,14 +33,9 @@ class Loop:
         net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4))
         self.model, self.clip = self.precision.convert(net), clip
         self.lr = torch.tensor(0.05)
-        self.optimizer = LARS(
-            self.model.named_parameters(),
-            self.lr,
-            dialect=dialect,
-            trust_coefficient=0.05,
-            master_weights=self.precision.form.masters,
-            implementation="foreach",
-        )
+        options = {"master_weights": self.precision.form.masters, "trust_coefficient": 0.05}
+        options |= {"dialect": dialect, "implementation": "foreach"}
+        self.optimizer = LARS(self.model.named_parameters(), self.lr, **options)
         self.factor = torch.ones(())
 
     def backward(self):
@@ -57,6 +52,11 @@ class Loop:
         self.backward()
         self.step()
 
+    def run(self, iterations, factor=1.0):
+        self.factor.fill_(factor)
+        for _ in range(iterations):
+            self.iteration()
+
     def state(self):
         optimizer = self.optimizer.state_dict()
         content = {
@@ -71,10 +71,7 @@ class Loop:
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [
-        *(("fp32", "none"), ("bf16", "dynamic"), ("fp16", 1024.0), ("bf16-master", 1024.0)),
-        *(("fp16-master", "dynamic"), ("fp16-pure", "none")),
-    ],
+    [("bf16", "dynamic"), ("fp16", 1024.0), ("fp16-master", "dynamic"), ("fp16-pure", "none")],
 )
 def test_no_call_waits_for_the_device(name, scale, monkeypatch):
     """Every read of a tensor's value is caught, over more steps than between any readings."""
@@ -109,41 +106,22 @@ def test_no_call_waits_for_the_device(name, scale, monkeypatch):
 @pytest.mark.parametrize(("most", "good_before"), [(1, 0), (4, 3), (4, 25), (30, 3)])
 def test_a_run_of_skipped_steps_stops_training_within_the_documented_bound(most, good_before):
     loop = Loop("fp16-master", most=most)
-    for _ in range(good_before):
-        loop.iteration()
-    loop.factor.fill_(float("nan"))
-    for _ in range(most):
-        loop.iteration()
-
-    def iterations(count):
-        for _ in range(count):
-            loop.iteration()
-
+    loop.run(good_before)
+    loop.run(most, float("nan"))
     with pytest.raises(GradientOverflowError, match=r"in a row .* backwards: 3\.bias, 3\.weight"):
-        iterations(2 * max(most, 20))
-    loop.factor.fill_(1.0)
-    for _ in range(50):  # training may go on
-        loop.iteration()
+        loop.run(2 * max(most, 20), float("nan"))
+    loop.run(50)  # training may go on
 
 
 def test_a_run_that_has_ended_counts_too_and_shorter_ones_do_not():
     loop = Loop("fp16", most=3)
-    for run in (2, 1, 2):
-        loop.factor.fill_(float("inf"))
-        for _ in range(run):
-            loop.iteration()
-        loop.factor.fill_(1.0)
-        for _ in range(20):
-            loop.iteration()
+    for skipped in (2, 1, 2):
+        loop.run(skipped, float("inf"))
+        loop.run(20)
         loop.precision.check_skipped()
-    loop.factor.fill_(float("inf"))
-    for _ in range(3):
-        loop.iteration()
-    loop.factor.fill_(1.0)
-    loop.iteration()
-    with pytest.raises(
-        GradientOverflowError, match=r"3 steps in a row .*; those .* now are finite"
-    ):
+    loop.run(3, float("inf"))
+    loop.run(1)
+    with pytest.raises(GradientOverflowError, match=r"3 steps in a row .*; those .* are finite"):
         loop.precision.check_skipped()
     loop.precision.check_skipped()  # each run is told of once
 
@@ -192,15 +170,11 @@ def test_a_replayed_iteration_is_an_eager_one(form, factors, clip, dialect):
     torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
 
 
+some_factors = st.lists(st.sampled_from([1.0, float("inf")]), min_size=1, max_size=3)
+
+
 @settings(max_examples=15)
-@given(
-    form=st.sampled_from(FORMS),
-    factors=st.lists(
-        st.lists(st.sampled_from([1.0, float("inf")]), min_size=1, max_size=3),
-        min_size=3,
-        max_size=4,
-    ),
-)
+@given(form=st.sampled_from(FORMS), factors=st.lists(some_factors, min_size=3, max_size=4))
 def test_forward_and_backward_may_be_replayed_for_several_micro_batches(form, factors):
     name, scale = form
     if scale == "none":
@@ -252,19 +226,3 @@ def test_a_capture_before_the_first_step_is_refused(monkeypatch):
     monkeypatch.setattr("largebatch.amp.skips.is_capturing", lambda device: True)
     with pytest.raises(RuntimeError, match="take a step with this precision before the capture"):
         loop.backward()
-
-
-@pytest.mark.parametrize("scale", ["none", 1024.0, "dynamic"])
-def test_an_abandoned_iteration_leaves_no_trace(scale):
-    loops = [Loop("fp16-master", scale, clip=True) for _ in range(2)]
-    for number, loop in enumerate(loops):
-        loop.iteration()
-        if number:
-            before = copy.deepcopy(loop.model.state_dict())
-            loop.optimizer.zero_grad()
-            loop.backward()
-            loop.precision.clip_grad_norm_(loop.optimizer, 0.1)
-            loop.precision.abandon()
-            loop.model.load_state_dict(before)
-        loop.iteration()
-    torch.testing.assert_close(loops[1].state(), loops[0].state(), rtol=0, atol=0)

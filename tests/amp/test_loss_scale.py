@@ -1,7 +1,7 @@
 """Loss scaling: skipped steps on one rank and on several, and the bound that stops a run."""
 
 import statistics
-from itertools import cycle, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,34 +17,6 @@ KINDS = [(name, kind) for name in FP16 for kind in ("lars", "sgd") if (name, kin
     "fp16-pure", "sgd")]  # torch's SGD does not unscale FP16 gradients # fmt: skip
 
 
-def state_of(loop):
-    """Return everything that a step changes except the loss scale and batch statistics."""
-    tensors = [p.detach().clone() for p in loop.model.parameters()]
-    for state in loop.optimizer.state_dict()["state"].values():
-        tensors += [v.clone() for v in state.values() if isinstance(v, torch.Tensor)]
-    return tensors
-
-
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("of", "scale"), [*zip(2 * KINDS, cycle(["dynamic", 256.0, "dynamic", 1000]))]
-)
-def test_an_overflow_skips_the_step_and_halves_a_dynamic_scale(of, scale):
-    loop = Loop(*of, loss_scale=scale).step()
-    first = INITIAL_LOSS_SCALE if scale == "dynamic" else scale
-    assert loop.precision.loss_scale == first
-    before = state_of(loop)
-    loop.step(1e30)
-    assert same(before, state_of(loop))
-    loop.step()
-    assert not same(before, state_of(loop))
-    assert loop.precision.loss_scale == (first / 2 if scale == "dynamic" else first)
-    assert loop.precision.skipped_steps == 1
-
-
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_an_overflow_in_the_first_step_changes_only_the_scale(name, kind):
     with_overflow, without = Loop(name, kind).step(1e30), Loop(name, kind)
@@ -53,43 +25,24 @@ def test_an_overflow_in_the_first_step_changes_only_the_scale(name, kind):
         loop.step().step()
     theirs = without.precision
     assert with_overflow.precision.loss_scale == theirs.loss_scale / 2
-    for a, b in zip(state_of(with_overflow), state_of(without), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
+    states = (loop.optimizer.state_dict()["state"] for loop in (with_overflow, without))
+    torch.testing.assert_close(*states, rtol=2e-3, atol=2e-4)
+    of_models = (dict(loop.model.named_parameters()) for loop in (with_overflow, without))
+    torch.testing.assert_close(*of_models, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
-def test_the_loss_scale_multiplies_gradients_but_not_updates(name):
-    if name in ("bf16", "bf16-master", "fp32"):
-        assert not Precision(name).scales
-    scaled, unscaled = Loop(name, loss_scale=256.0), Loop(name, loss_scale="none")
-    for loop in (scaled, unscaled):
-        loop.backward()
-    for a, b in zip(scaled.model.parameters(), unscaled.model.parameters(), strict=True):
-        torch.testing.assert_close(a.grad / 256, b.grad, rtol=2e-2, atol=1e-4)
-    for loop in (scaled, unscaled):
-        loop.precision.step(loop.optimizer)
-    for a, b in zip(scaled.model.parameters(), unscaled.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
-    assert unscaled.precision.loss_scale == 1.0
-
-
-@pytest.mark.parametrize(("most", "good_before"), [(1, 0), (2, 3), (5, 1)])
-def test_too_many_skipped_steps_in_a_row_raise_and_name_the_layers(most, good_before):
+@pytest.mark.parametrize("most", [1, 3])
+def test_too_many_skipped_steps_in_a_row_raise_and_name_the_layers(most):
     loop = Loop("fp16-master", max_skipped_steps=most)
-    for _ in range(good_before):
-        loop.step()
     for _ in range(2):  # overflows up to one below the bound, then a good step
         for _ in range(most - 1):
             loop.step(1e30)
         loop.step()
     for _ in range(most - 1):
         loop.step(1e30)
-    with pytest.raises(GradientOverflowError) as error:
+    message = f"{most} steps in a row .*, from the loss backwards: fc.bias, fc.weight, norm3.bias"
+    with pytest.raises(GradientOverflowError, match=message):
         loop.step(1e30)
-    assert f"{most} steps in a row were skipped" in str(error.value)
-    assert "affected, from the loss backwards: fc.bias, fc.weight, norm3.bias and" in str(
-        error.value
-    )
 
 
 def test_the_state_dict_has_the_scale_and_the_counts():
@@ -101,7 +54,6 @@ def test_the_state_dict_has_the_scale_and_the_counts():
     assert again.precision.loss_scale == INITIAL_LOSS_SCALE / 8
     with pytest.raises(GradientOverflowError, match="4 steps in a row"):
         again.step(1e30)
-    assert GradScaler("cpu").get_scale() == INITIAL_LOSS_SCALE
     assert Precision("bf16").state_dict() == {}
     Precision("bf16").load_state_dict(state)
     other = Precision("fp16")

@@ -1,14 +1,21 @@
-"""MasterWeights: FP32 updates with any torch optimizer, state dicts, and exported weights."""
+"""Masters: FP32 updates with any torch optimizer, exported weights, and parameters that change."""
 
 import copy
+import io
 import itertools
+import warnings
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from largebatch.amp import MasterWeights, full_precision_state_dict, reset_masters
+from largebatch.lars import LARS, Muon
+from largebatch.lars import masters as lars_masters
 from tests.amp.nets import lars, net_and_batch, sgd, train
 
 OPTIMIZERS = {
@@ -114,11 +121,7 @@ def test_an_optimizer_with_state_is_refused():
     optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
     weight.grad = torch.ones_like(weight)
     optimizer.step()
-    with pytest.raises(
-        ValueError,
-        match=r"^SGD already has state \(momentum_buffer\), of the parameters, not of masters; "
-        r"valid: an optimizer that makes its state in its first step, wrapped in MasterWeights",
-    ):
+    with pytest.raises(ValueError, match=r"^SGD already has state \(momentum_buffer\).*; valid: "):
         MasterWeights(optimizer)
     with pytest.raises(ValueError, match=r"^Adagrad already has state \(step, sum\), of the param"):
         MasterWeights(torch.optim.Adagrad([weight], 0.1))  # which makes it at construction
@@ -149,3 +152,224 @@ def test_before_the_first_step_the_parameters_are_exported_and_a_reset_does_noth
         reset_masters(optimizer)
         assert not any("master" in state for state in optimizer.state.values())
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+# Parameters that something else than the optimizer wrote, or wrote back
+
+OTHERS = {"rule": "adamw", "lr_scale": 0.1}
+HALVES_OF = {
+    "lars": lambda p: LARS(p, 0.5, weight_decay=1e-3, trust_coefficient=0.1, master_weights=True),
+    "lars reference": lambda p: LARS(p, 0.5, master_weights=True, implementation="reference"),
+    "muon": lambda p: Muon(
+        [{"params": p[:1]}, {"params": p[1:], "orthogonal": False}],
+        0.1,
+        others=OTHERS,
+        master_weights=True,
+    ),
+    "sgd": lambda p: MasterWeights(torch.optim.SGD(p, 0.1, momentum=0.9)),
+    "adamw": lambda p: MasterWeights(torch.optim.AdamW(p, 0.01)),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(6, 4).to(dtype))
+        self.bias = nn.Parameter(torch.randn(5).to(dtype))
+        self.gain = nn.Parameter(torch.ones(3))  # as of a norm layer
+
+    def cast(self, dtype):
+        for parameter in (self.weight, self.bias):
+            parameter.data = parameter.data.to(dtype)
+
+
+class Run:
+    """A model, its optimizer, and what may happen between two steps."""
+
+    def __init__(self, kind, dtype):
+        self.kind, self.dtype, self.steps = kind, dtype, 0
+        self.net = Net(dtype)
+        self.optimizer = HALVES_OF[kind](list(self.net.parameters()))
+
+    def masters(self):
+        state = self.optimizer.state
+        return {
+            n: state[p]["master"]
+            for n, p in self.net.named_parameters()
+            if state.get(p) and "master" in state[p]
+        }
+
+    def step(self, without=()):
+        generator = torch.Generator().manual_seed(self.steps)
+        self.steps += 1
+        for name, parameter in self.net.named_parameters():
+            gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+            parameter.grad = None if name in without else gradient
+        self.optimizer.step()
+
+    def stop(self):
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+            if "dialect" in group:  # of LARS, whose momentum holds moves
+                group["momentum"] = 0.0
+
+    def overflow(self):
+        self.optimizer.grad_scale, self.optimizer.found_inf = torch.ones(()), torch.ones(())
+        self.step()
+        del self.optimizer.grad_scale, self.optimizer.found_inf
+
+    def swap_in_and_back(self):
+        own = copy.deepcopy(self.net.state_dict())
+        self.net.load_state_dict({name: 0.5 * value for name, value in own.items()})
+        self.optimizer.state_dict()  # as a checkpoint is written then
+        self.net.load_state_dict(own)
+
+    def load_the_same(self):
+        self.net.load_state_dict(copy.deepcopy(self.net.state_dict()))
+
+    def move(self):
+        for parameter in self.net.parameters():
+            parameter.data = parameter.data.clone()
+
+    def to_fp32_and_back(self):
+        self.net.float()
+        self.net.cast(self.dtype)
+
+    def copied(self):
+        self.net, self.optimizer = copy.deepcopy((self.net, self.optimizer))
+
+    def resume(self, weights_last=False):
+        file = io.BytesIO()
+        torch.save((self.net.state_dict(), self.optimizer.state_dict()), file)
+        saved = torch.load(io.BytesIO(file.getvalue()))
+        other = Run(self.kind, self.dtype)
+        self.net, self.optimizer = other.net, other.optimizer
+        for of_weights in (not weights_last, weights_last):
+            part = self.net if of_weights else self.optimizer
+            part.load_state_dict(saved[0 if of_weights else 1])
+
+
+STEPS = [Run.step, partial(Run.step, without=("bias",)), Run.overflow]
+NEUTRAL = [
+    *(*STEPS, Run.swap_in_and_back, Run.load_the_same, Run.move, Run.to_fp32_and_back),
+    *(Run.copied, Run.resume, partial(Run.resume, weights_last=True)),
+]
+kinds = pytest.mark.parametrize("kind", HALVES_OF)
+dtypes = st.sampled_from([torch.bfloat16, torch.float16])
+
+
+def assert_rounded(run):
+    for name, master in run.masters().items():
+        parameter = run.net.get_parameter(name)
+        assert torch.equal(parameter, master.to(parameter.dtype)), name
+
+
+@kinds
+@settings(max_examples=25, deadline=None)
+@given(dtypes, st.lists(st.sampled_from(NEUTRAL), max_size=10))
+def test_what_leaves_the_values_as_they_are_keeps_every_master_to_the_last_bit(kind, dtype, events):
+    run, alone = Run(kind, dtype), Run(kind, dtype)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for event in [Run.step, *events, Run.step]:
+            event(run)
+            if event in STEPS:
+                event(alone)
+    assert_rounded(run)
+    for of in (lambda run: dict(run.net.state_dict()), Run.masters):
+        torch.testing.assert_close(of(run), of(alone), rtol=0, atol=0)
+    assert [str(one.message) for one in caught if "masters" in str(one.message)] == []
+
+
+@kinds
+@settings(max_examples=25, deadline=None)
+@given(
+    dtypes,
+    st.lists(st.sampled_from(NEUTRAL), max_size=4),
+    st.sampled_from(["load", "in place", "data"]),
+    st.sets(st.integers(0, 23), min_size=1, max_size=4),
+    st.sampled_from([0.0, -0.0, 2.0**-14, 300.0]),
+)
+def test_where_a_parameter_was_changed_its_master_is_and_nowhere_else(
+    kind, dtype, events, how, places, number
+):
+    run = Run(kind, dtype)
+    for event in [Run.step, *events, Run.step]:
+        event(run)
+    old, expected = run.net.weight.detach().clone(), run.masters()["weight"].clone()
+    others = run.masters()["bias"].clone()
+    new = old.clone()
+    new.view(-1)[list(places)] = number
+    expected = torch.where(new == old, expected, new.float())
+    if how == "load":
+        run.net.load_state_dict({**run.net.state_dict(), "weight": new})
+    elif how == "in place":
+        with torch.no_grad():
+            run.net.weight.copy_(new)
+    else:
+        run.net.weight.data.copy_(new)
+    exported = full_precision_state_dict(run.net, run.optimizer)
+    assert torch.equal(exported["weight"], expected)
+    assert torch.equal(exported["bias"], others)
+    saved = copy.deepcopy(run.optimizer.state_dict())["state"]
+    assert torch.equal(saved[0]["master"], expected)
+    if how == "data":
+        reset_masters(run.optimizer)
+        expected = new.float()
+    run.stop()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.step(without=("weight",))
+        assert_rounded(run)
+        run.load_the_same()
+        run.step()
+    assert torch.equal(run.masters()["weight"], expected)
+    assert_rounded(run)
+    told = [one for one in caught if "weights have been changed" in str(one.message)]
+    assert len(told) == (how != "data" and not torch.equal(new, old))
+
+
+@pytest.mark.parametrize("kind", ["lars", "sgd"])
+def test_after_training_in_fp32_no_master_of_before_comes_back(kind):
+    run = Run(kind, torch.bfloat16)
+    for _ in range(5):
+        run.step()
+    run.net.float()
+    for name, value in full_precision_state_dict(run.net, run.optimizer).items():
+        assert torch.equal(value, run.net.get_parameter(name))
+    for _ in range(5):
+        run.step()
+        assert_rounded(run)
+    for name, value in full_precision_state_dict(run.net, run.optimizer).items():
+        assert torch.equal(value, run.net.get_parameter(name))
+    run.net.cast(torch.bfloat16)
+    before = run.net.weight.detach().clone()
+    run.stop()
+    run.step()
+    assert_rounded(run)
+    assert torch.equal(run.net.weight, before)
+
+
+def test_a_loop_that_writes_all_parameters_back_hardly_waits_for_an_accelerator():
+    """The values are compared on the device; the host reads the result ever less often."""
+
+    class OnDevice:
+        """A flag on an accelerator, which counts how often it is read."""
+
+        device, reads = torch.device("cuda"), 0
+
+        def __or__(self, other):
+            return self
+
+        def to(self, device, non_blocking):
+            return self
+
+        def __bool__(self):
+            OnDevice.reads += 1
+            return False
+
+    written = lars_masters.Written("LARS")
+    for _ in range(100):
+        written._warn_if(OnDevice())
+    assert OnDevice.reads == 7

@@ -61,29 +61,36 @@ def under_ddp(name, kind, views):
     return seen, [p.detach().clone() for p in loop.model.parameters()]
 
 
+def sharded_net(shard, precision):
+    torch.manual_seed(0)
+    # 7 and 5 are not divisible by 2, which gives shards of different sizes.
+    net = nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 5))
+    net = precision.convert(net)
+    if shard:
+        for layer in net:
+            fully_shard(layer)
+        fully_shard(net)
+    return net
+
+
 def clipped_in_shards(name, kind):
     """Take four clipped steps, sharded over the ranks and on one rank."""
 
     def run(shard):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.Linear(5, 1))
         precision = Precision(name, loss_scale=128.0)
-        net = precision.convert(net)
-        if shard:
-            for layer in net:
-                fully_shard(layer)
-            fully_shard(net)
+        net = sharded_net(shard, precision)
         optimizer = optimizer_in(precision, kind, net.parameters())
         norms = []
         for step in range(4):
             torch.manual_seed(step + 1)
             with precision.forward():
-                loss = (4 * net(torch.randn(8, 6))).square().mean()
+                loss = (8 * net(torch.randn(8, 6))).square().mean()
             precision.backward(loss)
             norms.append(precision.clip_grad_norm_(optimizer, 0.5).item())
             precision.step(optimizer)
             optimizer.zero_grad()
         before = [p.full_tensor() if shard else p.detach().clone() for p in net.parameters()]
+        results = norms, [p.float() for p in before]
         precision.backward(net(torch.ones(8, 6)).sum())
         if not shard or dist.get_rank() == 1:  # in one shard only
             gradient = net[0].weight.grad
@@ -96,8 +103,7 @@ def clipped_in_shards(name, kind):
         assert precision.skipped_steps == 1
         after = [p.full_tensor() if shard else p for p in net.parameters()]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        whole = [p.full_tensor() if shard else p for p in net.parameters()]
-        return norms, [p.detach().float().clone() for p in whole]
+        return results
 
     ours, theirs = run(shard=True), run(shard=False)
     assert min(theirs[0]) > 0.5
@@ -106,18 +112,6 @@ def clipped_in_shards(name, kind):
         tolerance = 1e-5 if name == "fp32" else 5e-3
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
     return ours[0]
-
-
-def sharded_net(shard):
-    torch.manual_seed(0)
-    # 7 and 5 are not divisible by 2, which gives shards of different sizes.
-    net = nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 5))
-    net = Precision("bf16-master").convert(net)
-    if shard:
-        for layer in net:
-            fully_shard(layer)
-        fully_shard(net)
-    return net
 
 
 def sharded_steps(net, optimizer, steps):
@@ -137,14 +131,14 @@ def masters_in_shards(kind):
         return MasterWeights(OPTIMIZERS[kind](net.parameters()))
 
     def run(shard, resume):
-        net = sharded_net(shard)
+        net = sharded_net(shard, Precision("bf16-master"))
         optimizer = make(net)
         sharded_steps(net, optimizer, range(3))
         if resume:
             whole = StateDictOptions(full_state_dict=resume == "whole")
             state = get_optimizer_state_dict(net, optimizer, options=whole)
             weights = get_model_state_dict(net, options=whole)
-            net = sharded_net(shard)
+            net = sharded_net(shard, Precision("bf16-master"))
             optimizer = make(net)
             set_model_state_dict(net, weights, options=whole)
             set_optimizer_state_dict(net, optimizer, state, options=whole)

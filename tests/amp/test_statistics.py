@@ -25,12 +25,6 @@ def state_of(loop):
     return copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict()["state"]))
 
 
-def test_an_overflow_of_gradients_alone_puts_finite_statistics_back_too():
-    loop = Loop("fp16").step()
-    before = state_of(loop)
-    assert same(state_of(loop.step(1e30)), before)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_statistics_that_change_between_iterations_are_kept(name):
     """In evaluation, for precise batch norm, by hand and by a resume after a forward pass."""
@@ -41,6 +35,7 @@ def test_statistics_that_change_between_iterations_are_kept(name):
     loop.model.bn1.running_mean.fill_(0.5)
     before = state_of(loop)
     assert same(state_of(loop.step(images=1e30)), before)
+    assert same(state_of(loop.step(1e30)), before)  # where gradients alone overflow
     resumed = Loop(name)
     loss_of(resumed.precision, resumed.model, resumed.x, resumed.labels).backward()
     resumed.optimizer.zero_grad()
@@ -50,14 +45,10 @@ def test_statistics_that_change_between_iterations_are_kept(name):
 
 
 def test_a_nan_that_stays_ends_with_the_names_of_the_layers():
-    loop = Loop("fp16-master", max_skipped_steps=3).step()
-    before = state_of(loop)
-    loop.step(images=float("nan")).step(images=float("nan"))
-    with pytest.raises(GradientOverflowError, match="3 steps in a row") as caught:
+    loop = Loop("fp16-master", max_skipped_steps=2).step(images=float("nan"))
+    message = "backwards: fc.bias, fc.weight.*; the forward pass overflowed, .* input on: bn1$"
+    with pytest.raises(GradientOverflowError, match=message):
         loop.step(images=float("nan"))
-    assert "from the loss backwards: fc.bias, fc.weight" in str(caught.value)
-    assert str(caught.value).endswith("; the forward pass overflowed, from the input on: bn1")
-    assert same(state_of(loop), before)
 
 
 def test_without_loss_scaling_nothing_is_put_back():
@@ -108,16 +99,13 @@ class Centre(nn.Module):
         return x
 
 
+#: Models that are converted once more.
 WAYS = {
     "as converted": lambda precision, model: (precision, model),
-    "a copy": lambda precision, model: (precision, precision.convert(copy.deepcopy(model))),
-    "a part": lambda precision, model: (precision, precision.convert(copy.deepcopy(model)[:])),
-    "copied together": lambda precision, model: copied(*copy.deepcopy((precision, model))),
+    "a copy": lambda precision, model: (precision, copy.deepcopy(model)),
+    "a part": lambda precision, model: (precision, copy.deepcopy(model)[:]),
+    "copied together": lambda precision, model: copy.deepcopy((precision, model)),
 }
-
-
-def copied(precision, model):
-    return precision, precision.convert(model)
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,6 +128,7 @@ def test_no_dropped_iteration_leaves_a_trace_in_any_statistic(
     net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), head, nn.Linear(6, 4))
     precision = Precision(name)
     precision, model = WAYS[way](precision, precision.convert(net))
+    model = precision.convert(model)
     optimizer = optimizer_for(precision, model, lr=0.01)
     if "root" in evaluates:
         model.eval()[2].train()

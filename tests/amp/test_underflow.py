@@ -95,22 +95,17 @@ def test_a_report_counts_every_gradient_and_update_of_the_steps_inside():
     assert total.changed == int(moved.sum())
     assert total.updates_flushed == pytest.approx((update.half() == 0).double().mean().item())
     half = old[moved].half()
-    assert total.updates_lost == pytest.approx(
-        (half + update.half() == half).double().mean().item()
-    )
+    lost = (half + update.half() == half).double().mean().item()
+    assert total.updates_lost == pytest.approx(lost)
     assert 0 < total.updates_lost < 1
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "call"),
     [
-        ("fp16", "sgd", ""),
-        ("fp16", "sgd", "clip"),
-        ("fp16", "lars", "unscale clip clip"),
-        ("bf16-master", "sgd", "unscale clip clip"),
-        ("bf16-master", "lars", "clip"),
-        ("fp16-master", "sgd", "clip clip"),
-        ("fp16-master", "lars", ""),
+        *(("fp16", "sgd", "clip"), ("fp16", "lars", "unscale clip clip")),
+        *(("bf16-master", "sgd", "unscale clip clip"), ("bf16-master", "lars", "clip")),
+        *(("fp16-master", "sgd", "clip clip"), ("fp16-master", "lars", "")),
     ],
 )
 def test_gradients_are_counted_without_the_loss_scale_and_clipping(name, kind, call):
@@ -171,9 +166,7 @@ def test_the_best_scale_is_the_smallest_that_flushes_hardly_more_than_the_larges
 def test_a_step_that_overflows_is_not_counted(name):
     model, x, labels = net_and_batch()
     precision = Precision(name, loss_scale=1.0)
-    optimizer = LARS(
-        precision.convert(model).parameters(), 0.1, master_weights=precision.form.masters
-    )
+    optimizer = optimizer_for(precision, precision.convert(model))
     with underflow_report(model, optimizer, precision) as report:
         precision.backward(1e38 * loss_of(precision, model, x, labels) * 1e38)
         precision.step(optimizer)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from largebatch.lars import polynomial
+from tests.lars.muon.training import follow
 from tests.lars.problems import assert_close, assert_identical, tensors
 
 SCHEDULE = polynomial(0.5, 40, warmup_steps=10, start=0.01)
@@ -33,18 +34,10 @@ def groups(of, **first):
     return [{"params": of[:3], **first}, {"params": of[3:]}]
 
 
-def moved(source, target):
-    """Give the parameters of one optimizer the values that those of another have."""
-    for old, new in zip(source.param_groups, target.param_groups, strict=True):
-        for a, b in zip(old["params"], new["params"], strict=True):
-            b.data.copy_(a.data)
-    return target
-
-
 def assert_continues(theirs, ours):
     """Load their state after 20 steps, and compare the weights after 20 more in both."""
     run(theirs, range(20))
-    moved(theirs, ours).load_state_dict(theirs.state_dict())
+    follow(theirs, ours).load_state_dict(theirs.state_dict())
     expected = run(theirs, range(20, 40))
     assert_close(run(ours, range(20, 40)), expected, rtol=1e-12, atol=1e-15)
 

@@ -28,11 +28,6 @@ options = st.fixed_dictionaries(
 ).map(lambda o: o | {"nesterov": o["nesterov"] and o["momentum"] > 0})
 
 
-def zero_some(parameters):
-    """Set one tensor to zero weights; it takes the plain learning rate."""
-    parameters[2].data.zero_()
-
-
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.filterwarnings("ignore:.*encountered in divide")  # by Triton's interpreter
 @settings(deadline=None, max_examples=25)
@@ -56,18 +51,15 @@ def test_implementation_matches_the_reference(
             ]
             return LARS(groups, 3.0, implementation=implementation, **options)
 
+        def zero_weights(parameters):
+            parameters[2].data.zero_()
+
         def zero_a_gradient(step, parameters):
             if masked and step % 2:
                 parameters[3].grad.zero_()
 
-        return train(
-            make,
-            steps=steps,
-            schedule=schedule,
-            gradient_scale=gradient_scale,
-            edit=zero_some if masked else None,
-            edit_gradients=zero_a_gradient,
-        )
+        edits = {"edit": zero_weights if masked else None, "edit_gradients": zero_a_gradient}
+        return train(make, steps, schedule=schedule, gradient_scale=gradient_scale, **edits)
 
     assert_close(run(implementation), run("reference"))
 
@@ -91,14 +83,8 @@ def test_large_tensors_in_any_memory_format_match_the_reference(implementation, 
             torch.zeros(0, 3, dtype=torch.float64),
         ]
         parameters = [nn.Parameter(w) for w in weights]
-        optimizer = LARS(
-            parameters,
-            0.7,
-            weight_decay=0.01,
-            dialect=dialect,
-            adapt=True,
-            implementation=implementation,
-        )
+        options = {"dialect": dialect, "implementation": implementation, "weight_decay": 0.01}
+        optimizer = LARS(parameters, 0.7, adapt=True, **options)
         for _ in range(3):
             for i, parameter in enumerate(parameters):
                 gradient = torch.randn(parameter.shape, dtype=torch.float64)
@@ -122,16 +108,9 @@ def test_zero_weights_and_zero_gradients_take_the_plain_rate(
     weights = [torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
     gradients = [torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
     parameters = [nn.Parameter(w.clone()) for w in weights]
-    optimizer = LARS(
-        parameters,
-        0.5,
-        weight_decay=0.1,
-        dialect=dialect,
-        denominator=denominator,
-        decay_at_zero_norm=decay_at_zero_norm,
-        adapt=True,
-        implementation="reference",
-    )
+    form = {"denominator": denominator, "decay_at_zero_norm": decay_at_zero_norm, "adapt": True}
+    options = {"dialect": dialect, "implementation": "reference", **form}
+    optimizer = LARS(parameters, 0.5, weight_decay=0.1, **options)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     optimizer.step()

@@ -5,16 +5,20 @@ import timm
 import timm.optim
 import torch
 import torchvision
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.lars import (
     LARS,
+    Muon,
     describe,
     is_bias_or_norm,
     is_vector,
     is_vector_or_position,
     split_parameters,
 )
+from largebatch.lars.groups import named
 
 
 def split_vectors(model, weight_decay):
@@ -93,29 +97,18 @@ class Attention(nn.MultiheadAttention):
 @pytest.mark.parametrize(
     ("layer", "adapting"),
     [
-        (nn.GRUCell(4, 4), {"weight_ih", "weight_hh"}),
-        (
-            nn.LSTM(4, 4, bidirectional=True, proj_size=2),
-            {
-                f"weight_{part}_l0{direction}"
-                for part in ("ih", "hh", "hr")
-                for direction in ("", "_reverse")
-            },
-        ),
+        (nn.GRUCell(4, 4), "weight_ih weight_hh"),
+        (nn.LSTM(4, 4, proj_size=2), "weight_ih_l0 weight_hh_l0 weight_hr_l0"),
         (
             Attention(),
-            {
-                "in_proj_weight",
-                "out_proj.weight",
-                "bias_net.weight",
-                "relative_position_bias_table",
-            },
+            "in_proj_weight out_proj.weight bias_net.weight relative_position_bias_table",
         ),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=["gru", "lstm", "attention"],
 )
 def test_biases_of_recurrent_and_attention_layers_neither_decay_nor_adapt(layer, adapting):
     groups = split_parameters(layer, 0.1)
+    adapting = set(adapting.split())
     assert names(groups, weight_decay=0.1, adapt=True) == adapting
     biases = {name for name, _ in layer.named_parameters()} - adapting
     assert all("bias" in name for name in biases)
@@ -238,3 +231,49 @@ def test_the_guides_table_of_predicates(module, name, answers):
     predicates = (is_bias_or_norm, is_vector, is_vector_or_position)
     parameter = getattr(module, name)
     assert tuple(p(module, f"layer.{name}", parameter) for p in predicates) == answers
+
+
+# Groups with and without names
+
+
+def named_and_plain(groups):
+    """Return groups of parameters, with names of their own where ``groups`` says so."""
+    made = []
+    for i, (has_names, count) in enumerate(groups):
+        of = [nn.Parameter(torch.ones(2, 3)) for _ in range(count)]
+        made.append({"params": [(f"name{i}.{j}", p) if has_names else p for j, p in enumerate(of)]})
+    return made
+
+
+@pytest.mark.parametrize("kind", [LARS, Muon])
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=2, max_size=4))
+@example([(False, 0), (True, 1)])
+def test_groups_with_and_without_names_go_together(kind, groups):
+    """As where Lightning unfreezes a layer beside the named groups of split_parameters."""
+    first, *others = named_and_plain(groups)
+    at_once, later = kind(named_and_plain(groups), 0.1), kind([first], 0.1)
+    for group in others:
+        later.add_param_group(group)
+    wanted = [
+        f"{'name' if is_named else 'group'}{i}.{j}"
+        for i, (is_named, count) in enumerate(groups)
+        for j in range(count)
+    ]
+    for optimizer in (at_once, later):
+        pairs = [pair for i, g in enumerate(optimizer.param_groups) for pair in named(g, i)]
+        assert [name for name, _ in pairs] == wanted
+        for _, parameter in pairs:
+            parameter.grad = parameter.detach() + 1
+        optimizer.step()
+    any_named = any(is_named and count for is_named, count in groups)
+    assert all(("param_names" in group) is any_named for group in later.param_groups)
+    later.load_state_dict(at_once.state_dict())
+
+
+def test_a_refused_group_leaves_the_others_without_names():
+    optimizer = LARS([torch.ones(2, 2, requires_grad=True)], 0.1)
+    for wrong in (torch.ones(2, 2, dtype=torch.cfloat), torch.ones(2).mul(torch.ones(2))):
+        with pytest.raises((TypeError, ValueError)):
+            optimizer.add_param_group({"params": [("a", wrong.requires_grad_() * 1)]})
+    assert len(optimizer.param_groups) == 1
+    assert "param_names" not in optimizer.param_groups[0]

@@ -1,11 +1,13 @@
-"""The torch scheduler of a schedule: rates of groups, groups added later, and its state."""
+"""The torch scheduler of a schedule: rates of groups, those that are added in a run, and state."""
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from timm.optim import Lamb
 from timm.optim._param_groups import param_groups_layer_decay
@@ -13,23 +15,26 @@ from timm.scheduler import PolyLRScheduler
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
-from largebatch.lars import LARS, as_scheduler, constant, cosine, polynomial
+from largebatch.amp import MasterWeights
+from largebatch.lars import LARS, Muon, as_scheduler, constant, cosine, polynomial, warmup
 
-SCHEDULE = polynomial(2.0, 40, warmup_steps=5, start=0.25, end=1e-4)
+STEPS = 40
+SCHEDULE = polynomial(2.0, STEPS, warmup_steps=5, start=0.25, end=1e-4)
+FROM_ZERO = polynomial(2.0, STEPS, warmup_steps=5)  # and to 0
+
+positive = st.floats(1e-3, 10)
+some_rates = st.lists(st.none() | positive, min_size=1, max_size=4)
+kinds = st.sampled_from([SGD, LARS, Muon, lambda *args: MasterWeights(SGD(*args))])
 
 
-def parameter():
-    return nn.Parameter(torch.ones(3, 2))
+def group(lr=None, tensors=False, **options):
+    options["params"] = [nn.Parameter(torch.ones(3, 2))]
+    return options if lr is None else options | {"lr": torch.tensor(lr) if tensors else lr}
 
 
 def made(rates, default, *, tensors=False, kind=SGD):
     """Return an optimizer with a group for each rate; None leaves it to the optimizer's own."""
-    as_rate = torch.tensor if tensors else float
-    groups = [
-        {"params": [parameter()]} | ({} if rate is None else {"lr": as_rate(rate)})
-        for rate in rates
-    ]
-    return kind(groups, lr=as_rate(default))
+    return kind([group(rate, tensors) for rate in rates], group(default, tensors)["lr"])
 
 
 def rates_of(optimizer):
@@ -37,25 +42,13 @@ def rates_of(optimizer):
 
 
 def step(optimizer, scheduler, times=1):
-    """Return the rates before each of some updates."""
+    """Return the rates after each of some updates."""
     seen = []
     for _ in range(times):
-        seen.append(rates_of(optimizer))
         optimizer.step()
         scheduler.step()
+        seen.append(rates_of(optimizer))
     return seen
-
-
-def through_a_file(state):
-    """Save a state dict as frameworks do, and load it without unpickling any code."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-positive = st.floats(1e-4, 100)
-some_rates = st.lists(st.none() | positive, min_size=1, max_size=4)
 
 
 @given(some_rates, positive, st.integers(0, 30), st.booleans())
@@ -65,7 +58,7 @@ def test_groups_keep_their_ratio_to_the_optimizers_own_rate(rates, default, done
     own = float(optimizer.defaults["lr"])
     base = own if own in given_rates else max(given_rates)
     scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=done)
-    for number, found in enumerate(step(optimizer, scheduler, 3)):
+    for number, found in enumerate([rates_of(optimizer), *step(optimizer, scheduler, 2)]):
         wanted = [SCHEDULE(done + number) * rate / base for rate in given_rates]
         assert found == pytest.approx(wanted, rel=1e-6 if tensors else 1e-15)
     if tensors:
@@ -78,8 +71,9 @@ def test_one_rate_takes_the_schedule_itself_whatever_it_was(rate, default, count
     for rates in ([rate] * count, [None] * count):
         optimizer = made(rates, default)
         scheduler = as_scheduler(optimizer, SCHEDULE, steps_done=done)
-        assert step(optimizer, scheduler) == [[SCHEDULE(done)] * count]
-        assert rates_of(optimizer) == scheduler.get_last_lr() == [SCHEDULE(done + 1)] * count
+        assert rates_of(optimizer) == [SCHEDULE(done)] * count
+        assert step(optimizer, scheduler) == [[SCHEDULE(done + 1)] * count]
+        assert rates_of(optimizer) == scheduler.get_last_lr()
 
 
 @pytest.mark.parametrize(
@@ -128,38 +122,66 @@ def test_the_lr_scale_of_timms_groups_is_followed_as_by_timms_scheduler():
         assert rates_of(ours) == pytest.approx(rates_of(theirs), rel=1e-12)
 
 
-@given(some_rates, positive, st.integers(0, 12), st.integers(0, 12), st.booleans())
-def test_a_loaded_scheduler_continues_bit_for_bit(rates, default, before, after, first):
-    """In the order that torch recommends, and in the other one, in which torch's do not."""
+@given(
+    some_rates,
+    st.none() | positive,
+    positive,
+    st.integers(0, 12),
+    st.integers(0, 2),
+    st.sampled_from(["in order", "made last", "scheduler first", "from the optimizer alone"]),
+)
+@example([0.2, 0.0048], 0.1, 0.2, 7, 2, "from the optimizer alone")
+def test_a_resumed_run_has_the_rates_of_one_without_a_break(
+    first, share, default, done, since, way
+):
+    """Bit for bit, whatever is loaded first, where a group was added ``since`` some updates."""
 
-    def rebuilt():
-        optimizer = made(rates, default)
+    def started():
+        optimizer = made([None, *first], default, kind=LARS)
         return optimizer, as_scheduler(optimizer, SCHEDULE)
 
-    optimizer, scheduler = rebuilt()
-    step(optimizer, scheduler, before)
-    saved = through_a_file([optimizer.state_dict(), scheduler.state_dict()])
-    wanted = step(optimizer, scheduler, after)
+    def added(optimizer):
+        optimizer.add_param_group(group(share and share * rates_of(optimizer)[0]))
 
-    if first:
-        other, resumed = rebuilt()
-        other.load_state_dict(saved[0])
+    optimizer, scheduler = started()
+    step(optimizer, scheduler, done)
+    added(optimizer)
+    step(optimizer, scheduler, since)
+    file = io.BytesIO()
+    torch.save([optimizer.state_dict(), scheduler.state_dict()], file)
+    state, of_scheduler = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+    if way in ("in order", "scheduler first"):
+        other, resumed = started()
+        if way == "scheduler first":
+            resumed.load_state_dict(of_scheduler)
+        added(other)
+        other.load_state_dict(state)
     else:
-        other = made(rates, default)
-        other.load_state_dict(saved[0])
-        resumed = as_scheduler(other, SCHEDULE)
-    resumed.load_state_dict(saved[1])
-    assert step(other, resumed, after) == wanted
-    assert resumed.get_last_lr() == scheduler.get_last_lr()
+        other = made([None, *first, None], default, kind=LARS)
+        other.load_state_dict(state)
+        alone = way == "from the optimizer alone"
+        resumed = as_scheduler(other, SCHEDULE, **({"steps_done": done + since} if alone else {}))
+    if way in ("in order", "made last"):
+        resumed.load_state_dict(of_scheduler)
+    wanted = step(optimizer, scheduler, 3)
+    for seen, rates in zip(step(other, resumed, 3), wanted, strict=True):
+        rel = 1e-12 if way == "from the optimizer alone" else 0
+        assert seen == pytest.approx(rates, rel=rel, abs=0)
 
 
 def test_the_scheduler_alone_restores_the_rates():
+    """Its state has neither the schedule nor the optimizer, and does not change later."""
     optimizer, other = made([0.2, 0.0048], 0.2), made([0.2, 0.0048], 0.2, tensors=True)
     scheduler, resumed = (as_scheduler(o, SCHEDULE) for o in (optimizer, other))
     step(optimizer, scheduler, 7)
-    held = [group["lr"] for group in other.param_groups]
-    resumed.load_state_dict(through_a_file(scheduler.state_dict()))
-    assert rates_of(other) == pytest.approx(rates_of(optimizer), rel=1e-7)
+    held, rates = [group["lr"] for group in other.param_groups], rates_of(optimizer)
+    state = scheduler.state_dict()
+    assert not {"optimizer", "_schedule"} & state.keys()
+    optimizer.add_param_group(group(0.4))
+    step(optimizer, scheduler)
+    resumed.load_state_dict(state)
+    assert rates_of(other) == pytest.approx(rates, rel=1e-7)
     assert all(a is g["lr"] for a, g in zip(held, other.param_groups, strict=True))  # in place
 
 
@@ -180,25 +202,111 @@ def test_loading_leaves_rates_alone_that_something_else_sets():
     assert step(other, resumed, 6) == step(optimizer, scheduler, 6)
 
 
-def test_the_state_has_neither_the_schedule_nor_the_optimizer_and_does_not_change_later():
-    optimizer = made([0.2, 0.1], 0.2)
-    scheduler = as_scheduler(optimizer, SCHEDULE)
-    state = scheduler.state_dict()
-    assert not {"optimizer", "_schedule"} & state.keys()
-    kept = copy.deepcopy(state)
-    optimizer.add_param_group({"params": [parameter()], "lr": 0.4})
-    step(optimizer, scheduler, 2)
-    assert state == kept
-
-
 def test_groups_that_share_a_tensor_as_their_rate_get_their_own_where_their_scales_differ():
     rate = torch.tensor(1.0)
-    groups = [{"params": [parameter()], "lr_scale": scale} for scale in (1.0, 0.1, 1.0)]
+    groups = [group(lr_scale=scale) for scale in (1.0, 0.1, 1.0)]
     optimizer = LARS(groups, rate)
     scheduler = as_scheduler(optimizer, constant(2.0))
     assert rates_of(optimizer) == pytest.approx([2.0, 0.2, 2.0])
     assert optimizer.param_groups[0]["lr"] is rate
     assert optimizer.param_groups[2]["lr"] is rate
-    optimizer.add_param_group({"params": [parameter()], "lr_scale": 0.5})
+    optimizer.add_param_group(group(lr_scale=0.5))
     step(optimizer, scheduler)
     assert rates_of(optimizer) == pytest.approx([2.0, 0.2, 2.0, 1.0])
+
+
+# Groups that are added in the middle of a run, as for layers that are unfrozen
+
+
+class Multiplicative(lr_scheduler.LRScheduler):
+    """Multiplies the rates as torch's chainable schedulers do, such as PolynomialLR."""
+
+    def get_lr(self):
+        step = self.last_epoch
+        factor = SCHEDULE(step) / SCHEDULE(step - 1) if step else 1.0
+        return [group["lr"] * factor for group in self.optimizer.param_groups]
+
+
+@given(some_rates, positive, kinds, st.integers(0, 20), st.data())
+def test_a_group_keeps_its_ratio_to_the_others_as_under_a_multiplicative_scheduler(
+    first, default, kind, done, data
+):
+    ours = made(first, default, kind=kind)
+    scheduler = as_scheduler(ours, SCHEDULE)
+    theirs = made(rates_of(ours), default, kind=kind)
+    other = Multiplicative(theirs)
+    for _ in range(2):
+        step(ours, scheduler, done // 2)
+        step(theirs, other, done // 2)
+        lr = data.draw(st.sampled_from(rates_of(ours))) / data.draw(positive)
+        ours.add_param_group(group(lr))
+        theirs.add_param_group(group(lr))
+        assert rates_of(ours) == pytest.approx(rates_of(theirs), rel=1e-9)
+    for seen, wanted in zip(step(ours, scheduler, 9), step(theirs, other, 9), strict=True):
+        assert seen == pytest.approx(wanted, rel=1e-9)
+
+
+@given(some_rates, positive, kinds, st.integers(0, STEPS), st.booleans(), st.booleans())
+def test_a_group_without_a_rate_has_that_of_the_other_groups_without_one(
+    first, default, kind, done, tensors, from_zero
+):
+    """From the update on before which it was added: bit for bit, also where that rate is 0."""
+    optimizer = made([None, *first], default, tensors=tensors, kind=kind)
+    scheduler = as_scheduler(optimizer, FROM_ZERO if from_zero else SCHEDULE)
+    step(optimizer, scheduler, done)
+    for scale in (1.0, 0.5):
+        optimizer.add_param_group(group(lr_scale=scale))
+    for of_first, *_, whole, half in [rates_of(optimizer), *step(optimizer, scheduler, 5)]:
+        assert whole == pytest.approx(of_first, rel=1e-6 if tensors else 1e-14)
+        assert half == pytest.approx(of_first / 2, rel=1e-6)
+    held = [group["lr"] for group in optimizer.param_groups]
+    assert not tensors or len(set(map(id, held[-2:]))) == 2
+
+
+def test_the_rates_of_another_scheduler_or_of_the_user_are_the_current_ones():
+    optimizer = LARS([group()], 2.0)
+    parts = [
+        lr_scheduler.ConstantLR(optimizer, 0.25),
+        as_scheduler(optimizer, warmup(cosine(2.0, 20), 4)),
+        as_scheduler(optimizer, SCHEDULE),
+    ]
+    scheduler = lr_scheduler.SequentialLR(optimizer, parts, [4, 12])
+    for lr in (0.05, None):
+        step(optimizer, scheduler)
+        optimizer.add_param_group(group(lr))
+    assert rates_of(optimizer) == pytest.approx([0.5, 0.05, 0.5])
+    for seen in step(optimizer, scheduler, 12):
+        assert seen == pytest.approx([seen[0], seen[0] / 10, seen[0]], rel=1e-12)
+    for of_group in optimizer.param_groups:
+        of_group["lr"] /= 4
+    optimizer.add_param_group(group(optimizer.param_groups[0]["lr"]))
+    seen = step(optimizer, scheduler)[0]
+    assert seen[3] == pytest.approx(seen[0], rel=1e-12)
+
+
+def test_muons_other_groups_keep_their_scale():
+    optimizer = Muon([group(), group(orthogonal=False)], 2.0, others={"lr_scale": 0.3})
+    scheduler = as_scheduler(optimizer, SCHEDULE)
+    step(optimizer, scheduler, 9)
+    optimizer.add_param_group(group(orthogonal=False))
+    assert scheduler.get_last_lr() == rates_of(optimizer)
+    for first, second, third in [rates_of(optimizer), *step(optimizer, scheduler, 3)]:
+        assert third == pytest.approx(second) == pytest.approx(0.3 * first)
+
+
+def test_copies_have_schedules_of_their_own_and_nothing_outlives_its_use():
+    optimizer = LARS([group()], 2.0)
+    scheduler = as_scheduler(optimizer, SCHEDULE)
+    step(optimizer, scheduler, 9)
+    other, of_other = copy.deepcopy((optimizer, scheduler))
+    other.add_param_group(group())
+    assert rates_of(other) == [SCHEDULE(9)] * 2
+    assert len(step(optimizer, scheduler)[0]) == 1
+    assert step(other, of_other) == [[SCHEDULE(10)] * 2]
+    left = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer, scheduler
+        assert left() is None
+    finally:
+        gc.enable()

@@ -11,7 +11,6 @@ from largebatch.lars import (
     Span,
     constant,
     cosine,
-    mlperf_polynomial,
     polynomial,
     step_decay,
     warmup,
@@ -64,14 +63,6 @@ def test_step_decay_falls_at_each_milestone_and_nowhere_else(peak, milestones, f
         assert ratio == pytest.approx(factor if step in milestones else 1.0)
 
 
-def warmup_rate(shape, x, start, peak):
-    """Return the learning rate after a fraction ``x`` of a warm-up."""
-    if shape == "exponential":
-        return math.exp((1 - x) * math.log(start) + x * math.log(peak))
-    share = {"linear": x, "quadratic": x * x}[shape]
-    return (1 - share) * start + share * peak
-
-
 @given(
     st.sampled_from(WARMUP_SHAPES),
     st.integers(0, 5000),
@@ -86,7 +77,11 @@ def test_warmup_matches_its_formula_and_continues_with_the_schedule(
     schedule = warmup(then, steps, start=start, shape=shape)
     if steps:
         step = min(steps - 1, int(share * steps))
-        expected = warmup_rate(shape, step / steps, start, peak)
+        x = step / steps
+        if shape == "exponential":
+            expected = math.exp((1 - x) * math.log(start) + x * math.log(peak))
+        else:
+            expected = start + (peak - start) * (x if shape == "linear" else x * x)
         assert schedule(step) == pytest.approx(expected, rel=1e-9)
         assert schedule(0) == pytest.approx(start)
     assert schedule(steps) == then(0) == peak
@@ -116,26 +111,17 @@ mlperf_runs = st.integers(2, 5000).flatmap(
 
 
 @given(mlperf_runs, peaks)
-def test_mlperf_polynomial_matches_the_code_of_the_reference(run, peak):
-    train_steps, rise, step = run
-    expected = pytest.approx(tensorflow_code(peak, train_steps, rise, step), rel=1e-12)
-    from_start = mlperf_polynomial(peak, train_steps, warmup_steps=rise, decay_from="start")
-    from_warmup = mlperf_polynomial(peak, train_steps - rise + 1, warmup_steps=rise)
-    assert from_start(step) == from_warmup(step) == expected
-    assert from_warmup(train_steps + 2) == 1e-4
-
-
-@given(mlperf_runs, peaks)
-def test_mlperf_polynomial_matches_the_code_of_nvidia(run, peak):
-    iterations, rise, step = run
+def test_polynomial_counts_steps_as_the_codes_of_mlperf_do(run, peak):
+    steps, rise, step = run
+    reference = polynomial(peak, steps + 1, warmup_steps=rise, end=1e-4)
+    expected = tensorflow_code(peak, steps, rise, step)
+    assert reference(step) == pytest.approx(expected, rel=1e-12)
+    assert reference(steps + 2) == 1e-4
     # MXNet counts the update before it asks for its learning rate.
-    expected = pytest.approx(nvidia_code(peak, iterations, rise, step + 1), rel=1e-12)
-    options = {"warmup_steps": rise, "code": "nvidia"}
-    from_start = mlperf_polynomial(peak, iterations, decay_from="start", **options)
-    from_warmup = mlperf_polynomial(peak, iterations - rise, **options)
-    assert from_start(step) == from_warmup(step) == expected
-    assert from_start(0) > 0
-    assert from_start(iterations - 1) == from_start(iterations + 5) == 1e-4
+    of_nvidia = polynomial(peak, steps, warmup_steps=rise, end=1e-4)
+    expected = nvidia_code(peak, steps, rise, step + 1)
+    assert of_nvidia(step + 1) == pytest.approx(expected, rel=1e-12)
+    assert of_nvidia(steps) == 1e-4
 
 
 WRONG = {
@@ -155,9 +141,7 @@ WRONG = {
         1, 10, warmup_steps=11
     ),
     "power must be above 0, not 0": lambda: polynomial(1, 10, power=0),
-    "decay_steps must be above 5, not 5": lambda: mlperf_polynomial(
-        1, 5, warmup_steps=5, decay_from="start"
-    ),
+    "decay_steps must be at least 0, not -1": lambda: polynomial(1, 10, decay_steps=-1),
 }
 
 
@@ -168,22 +152,10 @@ def test_an_invalid_argument_is_named_with_the_valid_values(message):
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("text", "steps"),
-    [
-        ("31ep", 606),
-        ("500", 500),
-        (500, 500),
-        ("0.1dur", 174),
-        ("2.5ep", 49),
-        ("0", 0),
-        ("1dur", 1740),
-    ],
-)
-def test_a_span_is_converted_to_steps(text, steps):
-    span = Span.parse(text)
-    assert span.steps(1281167 / 65536, 1740) == steps
-    assert Span.parse(str(span)) == span
+def test_a_span_is_converted_to_steps():
+    texts = ("31ep", "500", 500, "0.1dur", "2.5ep", "0", "1dur")
+    steps = [Span.parse(text).steps(1281167 / 65536, 1740) for text in texts]
+    assert steps == [606, 500, 500, 174, 49, 0, 1740]
 
 
 @pytest.mark.parametrize("text", ["", "ep", "-1ep", "1.5", "5 ep", "2dur", "1e3", "5epochs", "nan"])

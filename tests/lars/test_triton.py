@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections import OrderedDict
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -151,60 +152,40 @@ def test_only_what_is_new_is_copied_to_the_device(monkeypatch):
     assert made(lr=1.0, moves=True) == [2, 0, 0, 0, 0]
 
 
-class Stream:
-    """Stands in for a CUDA stream, and notes what a cache asks of it."""
-
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def record_event(self):
-        return f"event of {self.name}"
-
-    def wait_event(self, event):
-        self.log.append(f"{self.name} waits for the {event}")
-
-
 @pytest.fixture
-def streams(monkeypatch):
-    """Make the caches see one of two streams, or a capture, on the CPU: ``use(name)``."""
-    log, now = [], {}
-    known = {name: Stream(name, log) for name in "AB"}
-
-    def use(name, capturing=False):
-        now.update(stream=known[name], capturing=capturing)
-
-    def recorded(tensor, stream):
-        log.append(f"memory is kept for {stream.name}")
-
+def use(monkeypatch):
+    """Make the caches see a stream, or a capture, on the CPU: ``use(stream)``."""
+    now = {}
     monkeypatch.setattr(tables, "_current_stream", lambda device: now["stream"])
     monkeypatch.setattr(tables.capture, "captures", lambda device: now["capturing"])
-    monkeypatch.setattr(torch.Tensor, "record_stream", recorded)
-    use("A")
-    return use, log
+    return lambda stream, capturing=False: now.update(stream=stream, capturing=capturing)
 
 
-def test_another_stream_waits_for_the_copy_and_keeps_the_memory(streams):
-    use, log = streams
+def test_another_stream_waits_for_the_copy_and_keeps_the_memory(use, monkeypatch):
+    first_stream, second_stream, record = Mock(), Mock(), Mock()
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: record(stream))
     cached = tables.Cached(tables.program_table)
-    first = cached((3, 40_000), CPU)
-    assert cached((3, 40_000), CPU) is first
-    assert log == []
-    use("B")
-    assert cached((3, 40_000), CPU) is first
-    kept = ["memory is kept for B"] * 2
-    assert log == ["B waits for the event of A", *kept]
+    found = []
+    for stream in (first_stream, first_stream, second_stream):
+        use(stream)
+        found.append(cached((3, 40_000), CPU))
+    assert found[0] is found[1] is found[2]
+    first_stream.wait_event.assert_not_called()
+    second_stream.wait_event.assert_called_once_with(first_stream.record_event())
+    assert record.mock_calls == [call(second_stream)] * 2
 
 
-def test_a_capture_keeps_what_it_reads_and_caches_nothing_of_its_own(streams):
+def test_a_capture_keeps_what_it_reads_and_caches_nothing_of_its_own(use):
     """A cached table may be evicted while a graph reads it, or be read before the graph ran."""
-    use, log = streams
     cached = tables.Cached(tables.program_table)
+    stream, of_capture = Mock(), Mock()
+    use(stream)
     before = weakref.ref(cached((3,), CPU).programs)
-    use("B", capturing=True)
+    use(of_capture, capturing=True)
     assert cached((3,), CPU).programs is before()
     within = cached((5,), CPU)
-    assert log == []  # an event from outside of a capture cannot be waited for in it
-    use("A")
+    of_capture.wait_event.assert_not_called()  # an event from outside cannot be waited for in it
+    use(stream)
     assert cached((5,), CPU) is not within
     for elements in range(100, 300):
         cached((elements,), CPU)

@@ -73,8 +73,9 @@ def test_masters_take_the_steps_of_fp32_parameters(dtype):
         assert torch.equal(half, whole.to(dtype))
 
 
-@pytest.mark.parametrize("masters", [False, True])
-@pytest.mark.parametrize("layout", ["channels_last", "strided", "of gradients"])
+@pytest.mark.parametrize(
+    ("layout", "masters"), [("channels_last", True), ("strided", False), ("of gradients", True)]
+)
 def test_state_weights_and_gradients_of_another_layout_give_the_same_step(layout, masters):
     """As where a model is moved to channels_last after a step, or before its state is loaded."""
     dtype = torch.bfloat16 if masters else torch.float32

@@ -16,21 +16,25 @@ from tests.lars.muon.training import (
 )
 
 
+def matrix(**options):
+    return {"params": [nn.Parameter(torch.ones(3, 4))], **options}
+
+
 @pytest.mark.parametrize(
-    ("group", "error", "message"),
+    ("group", "message"),
     [
-        ({"params": [nn.Parameter(torch.ones(3))]}, ValueError, r"group4.0 has 1 dim.*hidden_wei"),
-        ({"params": [nn.Parameter(torch.ones(2, 2, dtype=torch.cfloat))]}, TypeError,
-         r"group4.0 is complex; Muon takes real"),
-        ({"params": [], "ns_step": 3}, ValueError, "'ns_step' is not an opt.*did you mean 'ns_st"),
-        ({"params": [], "ns_steps": 0}, ValueError, "ns_steps must be a whole number >= 1, not 0"),
-        ({"params": [], "master_weights": True}, ValueError, r"valid: Muon\(..., master_weights="),
-        ({"params": [], "others": {"lr": 1.0}}, ValueError, r"others is not an option of a param"),
+        ({"params": [nn.Parameter(torch.ones(3))]}, r"group4.0 has 1 dim.*hidden_wei"),
+        ({"params": [nn.Parameter(torch.ones(2, 2).cfloat())]}, "group4.0 is complex; Muon takes"),
+        (matrix(ns_step=3), "'ns_step' is not an opt.*did you mean 'ns_st"),
+        (matrix(ns_steps=0), "ns_steps must be a whole number >= 1, not 0"),
+        (matrix(master_weights=True), r"valid: Muon\(..., master_weights="),
+        (matrix(others={"lr": 1.0}), "others is not an option of a param"),
+        (matrix(rule="adamw"), "rule 'adamw' has no effect .* valid: orthogonal=False"),
     ],
-)  # fmt: skip
-def test_unfit_groups_are_refused_and_not_added(group, error, message):
+)
+def test_unfit_groups_are_refused_and_not_added(group, message):
     optimizer = make()
-    with pytest.raises(error, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 4
     run(optimizer, range(1))
@@ -38,11 +42,9 @@ def test_unfit_groups_are_refused_and_not_added(group, error, message):
 
 def test_a_group_that_is_added_takes_the_options_of_others():
     optimizer = make(rules=[], others={"rule": "adamw", "lr": 0.3, "betas": (0.5, 0.9)})
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "orthogonal": False})
-    optimizer.add_param_group(
-        {"params": [nn.Parameter(torch.ones(2))], "orthogonal": False, "rule": "sgd", "lr": 1.0}
-    )
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
+    optimizer.add_param_group(matrix(orthogonal=False))
+    optimizer.add_param_group(matrix(orthogonal=False, rule="sgd", lr=1.0))
+    optimizer.add_param_group(matrix())
     found = [(group["rule"], group["lr"]) for group in optimizer.param_groups]
     assert found == [("sgd", 0.1), ("adamw", 0.3), ("sgd", 1.0), ("sgd", 0.1)]
     assert optimizer.param_groups[1]["betas"] == (0.5, 0.9)
@@ -73,9 +75,8 @@ def test_a_compiled_step_matches_an_eager_one():
 
 def test_ratios_are_named_and_only_of_tensors_that_have_one():
     made = groups(rules=["lars", "sgd"])
-    made[0]["params"] = [(f"layer{i}", p) for i, p in enumerate(made[0]["params"])]
-    made[1]["params"] = [(f"head{i}", p) for i, p in enumerate(made[1]["params"])]
-    made[2]["params"] = [(f"bias{i}", p) for i, p in enumerate(made[2]["params"])]
+    for name, group in zip(("layer", "head", "bias"), made, strict=True):
+        group["params"] = [(f"{name}{i}", p) for i, p in enumerate(group["params"])]
     optimizer = Muon(made, 0.1, adjust_lr_fn="trust_ratio", trust_coefficient=0.01)
     assert optimizer.trust_ratios() == {}
     run(optimizer, range(1))
@@ -84,10 +85,6 @@ def test_ratios_are_named_and_only_of_tensors_that_have_one():
     other = make(rules=[])
     run(other, range(1))
     assert other.trust_ratios() == {}
-
-
-def matrix(**options):
-    return {"params": [nn.Parameter(torch.ones(3, 4))], **options}
 
 
 @pytest.mark.parametrize(
@@ -107,13 +104,11 @@ def test_a_wrong_option_is_named_with_its_place(options, message):
         Muon([matrix()], 0.1, **options)
 
 
-def test_a_rule_is_refused_in_a_group_that_would_be_orthogonalised():
-    with pytest.raises(ValueError, match=r"rule 'adamw' has no effect .* valid: orthogonal=False"):
-        Muon([matrix(rule="adamw")], 0.1)
+def test_the_groups_of_one_optimizer_may_be_given_to_another():
     optimizer = Muon([matrix(), matrix(rule="adamw", orthogonal=False)], 0.1)
-    assert [group["orthogonal"] for group in optimizer.param_groups] == [True, False]
     copied = Muon([dict(group) for group in optimizer.param_groups], 0.1)  # has all keys
-    assert [group["rule"] for group in copied.param_groups] == ["sgd", "adamw"]
+    found = [(group["orthogonal"], group["rule"]) for group in copied.param_groups]
+    assert found == [(True, "sgd"), (False, "adamw")]
 
 
 def test_other_groups_begin_with_a_multiple_of_the_rate():
