@@ -4,10 +4,11 @@ learning rate that its search found, and loses from 3/2 of it.
     python -m benchmarks.recipes.muon_limits --data data/cifar10 --package CHECKOUT
 
 Three questions for runs on all training images, scored on the test set, beside those of
-`epochs_to_target`, whose settings and network they have; so far, the first is answered:
+`epochs_to_target`, whose settings and network they have:
 
-- tuning: does another learning rate, or the second best setting of the search, do better?
-- method: do other steps of Muon, an average of the weights or another momentum?
+- tuning: does another learning rate, or the second best setting of the search, do better? Of Muon
+  at 4,096; of LARS and SGD at 2,560, the learning rate alone.
+- method: do other steps of Muon, an average of the weights or another momentum, at 8,192?
 - floor: is 86 % reached in fewer updates, with a batch of 16,384?
 
 CHECKOUT is a work tree of commit 9e2c0a5, whose package trains, as it trained the runs beside which
@@ -56,13 +57,27 @@ class Case:
     batch_size: int
     epochs: float
     overrides: tuple[str, ...] = ()
+    optimizer: str = "Muon"
 
 
-def line(name: str, setting: str, rate: float) -> list[Case]:
+def line(
+    name: str,
+    setting: str,
+    rate: float,
+    of: tuple[int, float, str] = (4096, 10.24, "Muon"),
+) -> list[Case]:
     """The cases of a setting at the rate of the search, and at 2/3 and 3/2 of it."""
+    batch_size, epochs, optimizer = of
     rates = {f"{name}, rate × {x}": rate * y for x, y in (("2/3", 2 / 3), ("1", 1), ("3/2", 1.5))}
     return [
-        Case("tuning", case, 4096, 10.24, (*setting.split(), f"optimizer.lr={lr:.3g}"))
+        Case(
+            "tuning",
+            case,
+            batch_size,
+            epochs,
+            (*setting.split(), f"optimizer.lr={lr:.3g}"),
+            optimizer,
+        )
         for case, lr in rates.items()
     ]
 
@@ -75,6 +90,8 @@ def other(name: str, *overrides: str) -> Case:
 CASES = (
     *line("best setting", FIRST, 0.18),
     *line("second setting", SECOND, 0.303),
+    *line("LARS", "", 12.7, (2560, 16.0, "LARS")),
+    *line("SGD", "", 3.75, (2560, 16.0, "SGD")),
     other("as found"),
     other("5 Newton-Schulz steps", "optimizer.args.ns_steps=5"),
     other("average of the weights", "ema.decay=0.9"),
@@ -88,14 +105,22 @@ CASES = (
     *(Case("floor", "as at 8,192", 16384, n, ("optimizer.lr=0.362",)) for n in (25.6, 40)),
 )
 #: Those that epochs_to_target has trained.
-KNOWN = {"best setting, rate × 1": (4096, 10.24), "as found": (8192, 12.8)}
+KNOWN = {
+    "best setting, rate × 1": ("Muon", 4096, 10.24),
+    "LARS, rate × 1": ("LARS", 2560, 16.0),
+    "SGD, rate × 1": ("Nesterov-1x", 2560, 16.0),
+    "as found": ("Muon", 8192, 12.8),
+}
+#: Recipes whose setting the cases change, by batch; those of Muon at 16,384 start from 8,192's.
+BASES = {2560: "b2560", 4096: "b4096", 8192: "b8192", 16384: "b8192"}
+NAMES = {"Muon": "muon", "LARS": "lars", "SGD": "nesterov"}
 #: Further seeds of the cases that decide a question.
 SEEDS: dict[str, int] = {}
 
 
 def train(case: Case, seed: int, data: Path, package: Path) -> dict[str, Any]:
     """Train a case and return the row that is stored."""
-    base = "airbench-muon-b4096" if case.batch_size == 4096 else "airbench-muon-b8192"
+    base = f"airbench-{NAMES[case.optimizer]}-{BASES[case.batch_size]}"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "largebatch.recipes.train", base, f"data.path={data}"]
         command += [f"run_dir={folder}/run", f"batch_size={case.batch_size}", f"seed={seed}"]
@@ -106,7 +131,9 @@ def train(case: Case, seed: int, data: Path, package: Path) -> dict[str, Any]:
         )
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     last = {row["split"]: row for row in map(json.loads, lines)}
-    what = {key: value for key, value in vars(case).items() if key != "overrides"}
+    what = {
+        key: value for key, value in vars(case).items() if key not in ("overrides", "optimizer")
+    }
     top1, steps = round(last["val"]["top1"], 2), last["train"]["step"]
     when = {"date": date.today().isoformat(), "torch": tables.packages()["torch"]}
     return {**what, "overrides": case.overrides, "seed": seed, "top1": top1, "steps": steps, **when}
@@ -114,7 +141,7 @@ def train(case: Case, seed: int, data: Path, package: Path) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Tabulate what was trained, each seed, with the runs of epochs_to_target among it."""
-    beside = json.loads(BESIDE.read_text())["runs"]
+    stored = json.loads(BESIDE.read_text())["runs"]
     cells, asked = [], {row["question"] for row in rows}
     for case in (case for case in CASES if case.question in asked):
         found = [
@@ -124,7 +151,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             == (case.question, case.name, case.epochs)
         ]
         if case.name in KNOWN:
-            found = [row["top1"] for row in finals(beside, "Muon", *KNOWN[case.name])]
+            found = [row["top1"] for row in finals(stored, *KNOWN[case.name])]
         if not found:
             continue
         top1 = ", ".join(f"{value:.2f}" for value in found)
