@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,8 +60,6 @@ class GradientNoise:
         batch_size: Examples of one backward pass on one rank. Assign to the attribute of this name
             where it changes.
         window: Number of measured steps that :meth:`estimate` is over: the last ones.
-        process_group: Ranks over which gradients are averaged; None: the default group, or this
-            process alone where there is none. As in DistributedDataParallel.
 
     Raises:
         ValueError: An argument is invalid, or a parameter is sharded over ranks (FSDP), so that no
@@ -86,14 +83,7 @@ class GradientNoise:
     says what it means with batch norm and for examples drawn without replacement.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        batch_size: int,
-        *,
-        window: int = 100,
-        process_group: Any = None,
-    ) -> None:
+    def __init__(self, params: Iterable[Tensor], batch_size: int, *, window: int = 100) -> None:
         self._parameters = list(dict.fromkeys(params))  # each once
         if not self._parameters:
             raise ValueError("params is empty; pass parameters, such as model.parameters()")
@@ -106,7 +96,6 @@ class GradientNoise:
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value!r}")
         self.batch_size = batch_size
-        self._group = process_group
         self._device = self._parameters[0].device
         # Ring buffer of the estimates of |G|² and tr(Σ) of the last steps, on the device.
         self._rows = torch.zeros(window, 2, dtype=torch.float64, device=self._device)
@@ -156,7 +145,7 @@ class GradientNoise:
                 "no backward pass has given the parameters gradients since the last step; valid: "
                 "call step after backward and before zero_grad, on the parameters that are trained"
             )
-        batches = passes * self._ranks()
+        batches = passes * _ranks()
         if batches < 2:
             raise RuntimeError(
                 "a step of one backward pass on one rank has no smaller batch to compare with; "
@@ -179,9 +168,9 @@ class GradientNoise:
         several ranks, with the same result on all.
         """
         rows = self._rows[: min(self._measured, len(self._rows))].clone()
-        ranks = self._ranks()
+        ranks = _ranks()
         if ranks > 1 and len(rows):
-            dist.all_reduce(rows, group=self._group)
+            dist.all_reduce(rows)
         return _estimate((rows / ranks).cpu())
 
     def _see(self, index: int, gradient: Tensor) -> None:
@@ -202,10 +191,10 @@ class GradientNoise:
         sums = [torch.stack(group).double().square().sum() for group in _alike(norms)]
         return torch.stack([moved(part, self._device) for part in sums]).sum()
 
-    def _ranks(self) -> int:
-        if not (dist.is_available() and dist.is_initialized()):
-            return 1
-        return dist.get_world_size(self._group)
+
+def _ranks() -> int:
+    """Return the number of ranks over which gradients are averaged: all there are."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:

@@ -27,7 +27,7 @@ def test_parameters_stay_the_same_objects_and_tied_weights_stay_tied():
 
 
 class WeightNormLinear(nn.Linear):
-    pass
+    """A linear layer, whatever it is called."""
 
 
 class PreNorm(nn.Module):
@@ -53,16 +53,10 @@ def test_norm_layers_stay_in_fp32_and_blocks_named_after_them_do_not():
     assert all(map(is_norm, (MyNorm(), nn.SyncBatchNorm(4), nn.RMSNorm(4))))
     assert not any(map(is_norm, (WeightNormLinear(4, 4), PreNorm())))
     model = convert(nn.Sequential(MyNorm(), PreNorm(), WeightNormLinear(4, 4)), torch.float16)
-    dtypes = {name: p.dtype for name, p in model.named_parameters()}
-    assert dtypes == {
-        "0.gain": torch.float32,
-        "1.norm.weight": torch.float32,
-        "1.norm.bias": torch.float32,
-        "1.layer.weight": torch.float16,
-        "1.layer.bias": torch.float16,
-        "2.weight": torch.float16,
-        "2.bias": torch.float16,
-    }
+    full = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
+    assert full == {"0.gain", "1.norm.weight", "1.norm.bias"}
+    half = {name for name, p in model.named_parameters() if p.dtype == torch.float16}
+    assert half == {"1.layer.weight", "1.layer.bias", "2.weight", "2.bias"}
     model(torch.randn(2, 4)).sum().backward()
 
 
@@ -115,16 +109,14 @@ def test_buffers_that_half_precision_cannot_hold_keep_their_dtype(dtype):
     assert model(torch.ones(2, 4)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_parameters_that_would_lose_their_value_are_refused_by_name(norm):
+def test_parameters_that_would_lose_their_value_are_refused_by_name():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     before = copy.deepcopy(model.state_dict())
-    model[1 if norm else 0].double()
-    with pytest.raises(
-        ValueError, match=rf"^parameter {int(norm)}\.weight is in FP64.*\.float\(\)$"
-    ):
-        convert(model, torch.bfloat16)
-    model.float()
+    for number, layer in enumerate(model):
+        layer.double()
+        with pytest.raises(ValueError, match=rf"^parameter {number}\.weight is in FP64.*\.float"):
+            convert(model, torch.bfloat16)
+        model.float()
     with torch.no_grad():
         model[0].weight[0, 0] = 7e4
     with pytest.raises(
@@ -243,10 +235,8 @@ def test_a_converted_model_that_is_cast_works_in_its_new_dtype(kind, cast):
     torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
     model.train()
     model(x).sum().backward()
-    dtype = getattr(
-        torch, {"half": "float16", "double": "float64", "float": "float32"}.get(cast, cast)
-    )
-    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {dtype}
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert {gradient.dtype for gradient in gradients} == {getattr(torch, cast)}
 
 
 def test_a_model_that_was_cast_back_may_be_converted_again():

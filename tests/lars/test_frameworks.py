@@ -31,12 +31,8 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(6, 12, bias=False),
-            nn.BatchNorm1d(12),
-            nn.ReLU(),
-            nn.Linear(12, 3),
-        )
+        first = nn.Linear(6, 12, bias=False)
+        self.layers = nn.Sequential(first, nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
 
     def forward(self, images, labels):
         logits = self.layers(images)
@@ -75,13 +71,7 @@ def weights(model):
 
 
 def check(run, folder):
-    """Compare a whole run with one that was stopped halfway.
-
-    Args:
-        run: takes the folder of its checkpoints, whether to stop halfway, and whether to resume;
-            returns the weights and the learning rates of its updates.
-        folder: an empty folder.
-    """
+    """Compare a whole run with one that was stopped halfway: their weights and learning rates."""
     torch.manual_seed(1)
     expected, rates = run(folder / "whole", stops=False, resumes=False)
     assert len(rates) == STEPS
@@ -157,15 +147,9 @@ def test_layers_that_lightning_unfreezes_keep_a_tenth_of_the_rate(tmp_path, stop
 
     def run(folder, epochs, resumes=False):
         module = Module()
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            max_epochs=epochs,
-            default_root_dir=folder,
-            callbacks=[Unfreeze()],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        options = {"accelerator": "cpu", "default_root_dir": folder, "callbacks": [Unfreeze()]}
+        trainer = lightning.Trainer(max_epochs=epochs, **options, **quiet)
         saved = next((folder / "checkpoints").glob("*.ckpt")) if resumes else None
         trainer.fit(module, loader(), ckpt_path=saved)
         return weights(module.net), module.rates

@@ -1,5 +1,7 @@
 """Parameter groups: which tensors decay and adapt follows from module and shape, not from names."""
 
+from functools import partial
+
 import pytest
 import timm
 import timm.optim
@@ -34,23 +36,21 @@ def names(groups, **wanted):
     }
 
 
-def torchvision_vit():
-    return torchvision.models.VisionTransformer(32, 8, 2, 2, hidden_dim=16, mlp_dim=32)
-
+torchvision_vit = partial(torchvision.models.VisionTransformer, 32, 8, 2, 2, 16, 32)
 
 # For each model: the last name components of the parameters that neither decay nor adapt besides
 # norms and biases, and of those that adapt without decay.
 NORMS = (nn.BatchNorm2d, nn.LayerNorm)
 MODELS = {
-    "timm convnext": (lambda: timm.create_model("convnext_atto"), ["gamma"], []),
+    "timm convnext": (partial(timm.create_model, "convnext_atto"), ["gamma"], []),
     "timm vit": (
-        lambda: timm.create_model("vit_tiny_patch16_224", init_values=1e-5),
+        partial(timm.create_model, "test_vit", init_values=1e-5),
         ["gamma", "cls_token"],
         ["pos_embed"],
     ),
-    "torchvision convnext": (lambda: torchvision.models.convnext_tiny(), ["layer_scale"], []),
+    "torchvision convnext": (torchvision.models.convnext_tiny, ["layer_scale"], []),
     "torchvision vit": (torchvision_vit, ["class_token"], ["pos_embedding"]),
-    "torchvision efficientnet": (lambda: torchvision.models.efficientnet_b0(), [], []),
+    "torchvision efficientnet": (torchvision.models.efficientnet_b0, [], []),
 }
 
 

@@ -19,7 +19,7 @@ from triton.runtime.errors import PTXASError
 from largebatch.lars import LARS, implementations, layerwise
 from largebatch.lars.batches import batches_of
 from largebatch.lars.triton import launch
-from tests.lars.muon.training import RULES, make, parameters, set_gradients
+from tests.lars.muon.training import RULES, make, parameters, run, set_gradients
 from tests.lars.problems import assert_identical, tensors
 
 GPU = torch.device("cuda", 0)
@@ -81,9 +81,7 @@ def first_launch(error, captures=False):
 
 
 def stepped(optimizer, steps=3):
-    for step in range(steps):
-        set_gradients(optimizer, step)
-        optimizer.step()
+    run(optimizer, range(steps))
     return optimizer
 
 

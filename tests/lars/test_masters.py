@@ -1,5 +1,6 @@
 """FP32 masters, loss scales, overflows and waits for the device, in LARS and every rule of Muon."""
 
+from functools import partial
 from itertools import cycle
 
 import pytest
@@ -128,10 +129,7 @@ def test_a_loss_scale_is_divided_out_and_an_overflow_changes_nothing(implementat
 
 @pytest.mark.parametrize(
     ("implementation", "form", "tensor_lr"),
-    [
-        (*case, tensor_lr)
-        for case, tensor_lr in zip([c for c in CASES if c[0] != "fused"], cycle([False, True]))
-    ],
+    [(*c, lr) for c, lr in zip([c for c in CASES if c[0] != "fused"], cycle([False, True]))],
     ids=str,
 )
 def test_no_step_waits_for_the_device(implementation, form, tensor_lr, monkeypatch):
@@ -199,16 +197,8 @@ def test_no_step_copies_numbers_to_the_device(form, tensor_lr, monkeypatch):
     for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
         monkeypatch.setattr(owner, name, None)  # copies without an operator
     with NoCopies():
-        update(
-            weights,
-            gradients,
-            buffers,
-            hyper,
-            scale,
-            found_inf,
-            halves,
-            lambda moves: directions_of(moves, hyper.conv_mode, newton_schulz),
-        )
+        directions = partial(directions_of, conv_mode=hyper.conv_mode, orthogonalize=newton_schulz)
+        update(weights, gradients, buffers, hyper, scale, found_inf, halves, directions)
 
 
 def test_state_is_not_made_in_the_capture_of_a_cuda_graph(monkeypatch):
@@ -240,22 +230,18 @@ def test_a_recorded_step_can_be_replayed_like_a_cuda_graph(form):
         run(optimizer, range(1))
         return optimizer, lr
 
-    def change(optimizer, lr, step):
-        into = [parameter.grad for parameter in parameters(optimizer)]
-        set_gradients(optimizer, step)
-        for parameter, gradient in zip(parameters(optimizer), into, strict=True):
-            parameter.grad = gradient.copy_(parameter.grad)
-        lr.fill_(0.1 / (step + 1))
-        optimizer.found_inf.fill_(float(step == 2))
-
-    (replayed, of_replayed), (eager, of_eager) = build(), build()
-    recording = Recording()
-    with recording:
+    (replayed, rate), (eager, rate_of_eager) = build(), build()
+    with Recording() as recording:
         replayed.step()
     recording.rewind()
     for step in range(1, 4):
-        change(replayed, of_replayed, step)
+        for optimizer, lr in ((replayed, rate), (eager, rate_of_eager)):
+            into = [parameter.grad for parameter in parameters(optimizer)]
+            set_gradients(optimizer, step)
+            for parameter, gradient in zip(parameters(optimizer), into, strict=True):
+                parameter.grad = gradient.copy_(parameter.grad)
+            lr.fill_(0.1 / (step + 1))
+            optimizer.found_inf.fill_(float(step == 2))
         recording.replay()
-        change(eager, of_eager, step)
         eager.step()
     assert_equal(replayed, eager)

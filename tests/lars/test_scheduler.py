@@ -96,12 +96,10 @@ def test_the_factor_of_each_group(rates, default, options, factors):
     assert rates_of(optimizer) == pytest.approx([SCHEDULE(9) * f for f in factors], rel=1e-15)
 
 
-@pytest.mark.parametrize("base_lr", [0, -1.0, float("nan")])
-def test_a_base_rate_that_is_not_above_zero_is_refused(base_lr):
-    optimizer = made([None], 0.1)
-    with pytest.raises(ValueError, match="base_lr must be above 0, not"):
-        as_scheduler(optimizer, SCHEDULE, base_lr=base_lr)
-    assert rates_of(optimizer) == [0.1]
+def test_a_base_rate_that_is_not_above_zero_is_refused():
+    for base_lr in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="base_lr must be above 0, not"):
+            as_scheduler(made([None], 0.1), SCHEDULE, base_lr=base_lr)
 
 
 def test_the_lr_scale_of_timms_groups_is_followed_as_by_timms_scheduler():

@@ -80,25 +80,22 @@ def values(optimizer):
     return [tensor.detach().clone() for tensor in (*of, *states)]
 
 
+#: The form of parameters, and options.
 CASES = [
-    {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.1},
-    {"norm_projection": True, "conv_mode": "batched", "channels_last": True},
-    {"ns_dtype": torch.bfloat16, "weight_decay": 0.1, "nesterov": False, "channels_last": True},
-    {"dtype": torch.bfloat16, "master_weights": True, "maximize": True},
+    ({}, {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.1}),
+    ({"channels_last": True}, {"norm_projection": True, "conv_mode": "batched"}),
+    ({"channels_last": True}, {"ns_dtype": torch.bfloat16, "nesterov": False}),
+    ({"dtype": torch.bfloat16}, {"master_weights": True, "maximize": True, "weight_decay": 0.1}),
 ]
 
 
 def shared():
     """Return the results of ranks that share, next to those of this rank alone."""
     results = []
-    for case in CASES:
-        case = dict(case)
-        layout = case.pop("channels_last", False)
-        dtype = case.pop("dtype", torch.float32)
-        together = parameters(dtype, channels_last=layout)
-        optimizer = train(together, range(2), process_group=dist.group.WORLD, **case)
-        alone = train(parameters(dtype, channels_last=layout), range(2), **case)
-        results.append((values(optimizer), values(alone), optimizer.trust_ratios()))
+    for form, options in CASES:
+        together = train(parameters(**form), range(2), process_group=dist.group.WORLD, **options)
+        alone = train(parameters(**form), range(2), **options)
+        results.append((values(together), values(alone), together.trust_ratios()))
     return results
 
 
@@ -110,19 +107,16 @@ class Counted(TorchDispatchMode):
         self.broadcasts, self.sent, self.received, self.comparisons = 0, 0, 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "c10d":
-            name = function.overloadpacket.__name__
-            if name == "broadcast_":
-                self.broadcasts += 1
-                size = sum(t.numel() * t.element_size() for t in args[0])
-                if args[2] == dist.get_rank():
-                    self.sent += size
-                else:
-                    self.received += size
-            else:
-                assert name == "allgather_", name
-                assert sum(t.numel() * t.element_size() for t in args[1]) == 8
-                self.comparisons += 1
+        name = function.overloadpacket.__name__
+        if name == "broadcast_":
+            self.broadcasts += 1
+            size = sum(t.nbytes for t in args[0])
+            self.sent += size * (args[2] == dist.get_rank())
+            self.received += size * (args[2] != dist.get_rank())
+        elif function.namespace == "c10d":
+            assert name == "allgather_", name
+            assert sum(t.nbytes for t in args[1]) == 8
+            self.comparisons += 1
         return function(*args, **(kwargs or {}))
 
 
