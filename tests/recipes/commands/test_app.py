@@ -226,12 +226,12 @@ def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(photos, tmp_path
     assert result.stderr.startswith("largebatch: error: training diverged: the loss is nan at step")
 
 
-@pytest.mark.slow("trains on two processes")
+@pytest.mark.slow("trains to 97 % on two processes")
 def test_the_main_job_through_all_rooms(tmp_path):
     """A short digits run as a user starts it: two processes, two nodes, then its report again."""
     result = command("data", "prepare", "digits", "--out", "data/digits", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    options = ["epochs=5", "schedule.warmup=2ep", "run_dir=runs/short"]
+    options = ["epochs=8", "schedule.warmup=2ep", "run_dir=runs/short"]
     result = command("train", "digits", "--nproc", "2", *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     batch = "  batch       256 = 64 images x 2 accumulated x 2 ranks on 2 nodes of 1; "
@@ -241,7 +241,7 @@ def test_the_main_job_through_all_rooms(tmp_path):
     summary = json.loads((tmp_path / "runs/short/summary.json").read_text())
     assert (summary["world_size"], summary["backend"]) == (2, "dali-cpu")
     assert summary["precision"] in ("fp32", "bf16")
-    assert summary["top1"] > 40  # 10 by chance; 98.5 and more in the whole recipe: main_job.py
+    assert summary["top1"] >= 97  # 98.5 and more in the whole recipe: main_job.py
     (tmp_path / "runs/short/report.png").unlink()
     assert run("report", tmp_path / "runs/short").exit_code == 0
     assert Image.open(tmp_path / "runs/short/report.png").size[0] > 800
