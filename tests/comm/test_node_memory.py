@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from largebatch.comm import Rule, Topology, all_reduce, node_memory
 from tests.comm import wire
-from tests.ranks import CONTEXT, run_ranks
+from tests.comm.failure.started import started
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow("runs four ranks")
 
@@ -125,39 +126,29 @@ def mixed_sizes(nodes):
 
 
 def sum_until_killed(rank, folder, doomed):
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3
-    )  # fmt: skip
     topology = Topology.of(3, 3, rank)
     tensor = torch.ones(10**6)
     try:
         for step in range(10**6):
             all_reduce(tensor, topology, LEADER)
             if step == 3:
-                (Path(folder) / f"running-{rank}").touch()
+                (folder / f"running-{rank}").touch()
                 if rank == doomed:
                     os.kill(os.getpid(), signal.SIGKILL)
     except RuntimeError:
-        (Path(folder) / f"noticed-{rank}").touch()
+        (folder / f"noticed-{rank}").touch()
         os._exit(3)
 
 
 def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
-    folder = str(tmp_path)
-    ranks = [CONTEXT.Process(target=sum_until_killed, args=(rank, folder, 1)) for rank in range(3)]
-    for process in ranks:
-        process.start()
-    deadline = time.monotonic() + 120
-    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
-        for process in ranks:
-            with suppress(OSError):  # it has ended
-                maps = Path(f"/proc/{process.pid}/maps").read_text()
-                assert "/dev/shm/" not in maps, "memory has a name, which could outlive the job"
-        time.sleep(0.05)
-    for process in ranks:
-        process.join(1)
+    with started(3, sum_until_killed, tmp_path, 1) as ranks:
+        deadline = time.monotonic() + 120
+        while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+            for process in ranks:
+                with suppress(OSError):  # it has ended
+                    maps = Path(f"/proc/{process.pid}/maps").read_text()
+                    assert "/dev/shm/" not in maps, "memory has a name, which could outlive the job"
+            time.sleep(0.05)
     # The ranks that were not killed have noticed by a failed collective, and not by a wrong sum.
     assert [process.exitcode for process in ranks] == [3, -signal.SIGKILL, 3]
     assert {path.name for path in tmp_path.glob("noticed-*")} == {"noticed-0", "noticed-2"}

@@ -163,12 +163,16 @@ def two_models_share_a_topology(topology):
 
 
 def two_models():
+    unequal = Topology(((0, 1, 2), (3,)))
+    line = refusal(register, DistributedDataParallel(layer()), PLAN, unequal)
+    assert line.startswith("algorithm: nodes have 3, 1 ranks")
+    register(DistributedDataParallel(layer()), Plan.single("leader"), unequal)
     two_models_share_a_topology(Topology.from_environment(2))
     two_models_share_a_topology(Topology.of(4, 2))  # of rank 0, on every rank
 
 
 @pytest.mark.slow("starts ranks")
-def test_two_models_may_be_given_one_topology():
+def test_two_models_may_be_given_one_topology_which_their_plan_supports():
     run_ranks(4, two_models)
 
 

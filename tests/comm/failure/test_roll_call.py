@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -21,6 +22,7 @@ from largebatch.comm import (
     register,
 )
 from largebatch.comm.failure.roll_call import describe_missing_ranks
+from tests.comm.failure.started import started
 from tests.ranks import CONTEXT, torchrun
 
 pytestmark = pytest.mark.slow("kills ranks and waits for the others to notice")
@@ -63,34 +65,19 @@ def messages(world_size, function, *args):
 
     An error that is a CollectiveError begins with ``CollectiveError: ``.
     """
-    store = dist.TCPStore("127.0.0.1", 0, world_size, True, wait_for_workers=False)
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    processes = [
-        CONTEXT.Process(target=_rank, args=(rank, world_size, store.port, sender, function, args))
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    sender.close()
+    reporting = started(
+        world_size, _report, sender, function, args, timeout_seconds=TIMEOUT_SECONDS
+    )
     raised = {}
-    try:
+    with reporting, suppress(EOFError):  # all have ended
+        sender.close()
         while receiver.poll(2 * TIMEOUT_SECONDS):
-            rank, message, seconds = receiver.recv()
-            raised[rank] = message, seconds
-    except EOFError:  # all have ended
-        pass
-    for process in processes:
-        process.kill()
-        process.join()
+            rank, *raised[rank] = receiver.recv()
     return raised
 
 
-def _rank(rank, world_size, port, sender, function, args):
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size, False)
-    timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+def _report(rank, sender, function, args):
     start = time.monotonic()
     try:
         function(*args)

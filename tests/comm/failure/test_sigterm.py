@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from datetime import timedelta
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from largebatch.comm import missing_ranks_named
 from largebatch.comm.failure.sigterm import on_sigterm
+from tests.comm.failure.started import started
 from tests.ranks import CONTEXT
 
 pytestmark = pytest.mark.slow("starts three ranks for each test, and ends them")
@@ -43,14 +43,8 @@ def left_by_rank_1(rank):
         elsewhere(rank)
 
 
-def _rank(rank, port, folder, function):
-    file = os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 2)
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, 3, False)
-    timeout = timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
+def _saying(rank, folder, function):
+    os.dup2(os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT), 2)
     with missing_ranks_named():
         dist.barrier()
         (folder / f"ready-{rank}").touch()
@@ -59,24 +53,13 @@ def _rank(rank, port, folder, function):
 
 @contextmanager
 def three_ranks(folder, function):
-    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
-    ranks = [
-        CONTEXT.Process(target=_rank, args=(rank, store.port, folder, function))
-        for rank in range(3)
-    ]
-    for process in ranks:
-        process.start()
-    try:
+    with started(3, _saying, folder, function, timeout_seconds=SECONDS) as ranks:
         end = time.monotonic() + SECONDS
         while not all((folder / f"ready-{rank}").exists() for rank in range(3)):
             assert time.monotonic() < end
             time.sleep(0.01)
         time.sleep(0.3)  # so that the main threads are where the test wants them
         yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
 
 
 def said(folder, rank):
