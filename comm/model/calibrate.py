@@ -65,11 +65,9 @@ class Calibration:
         return cls(curves)
 
     def factor(self, rule: Rule, size_bytes: int) -> float:
-        """Return the factor for one message; 1 for a rule that was not measured.
-
-        Outside the measured sizes, the factor of the nearest size applies. A rule with chunks sends
-        messages up to ``chunk_bytes`` whole, so these use the curve of the rule without chunks.
-        """
+        """Return the factor for one message; 1 for a rule that was not measured."""
+        # Outside the measured sizes, the factor of the nearest one applies. A rule with chunks
+        # sends messages up to ``chunk_bytes`` whole.
         rule = replace(rule, max_bytes=None)
         points = list(self.curves.get(rule, ()))
         if rule.chunk_bytes is not None:

@@ -89,18 +89,8 @@ class Nccl:
     def all_reduces(
         self, size_bytes: float, ranks: int, nodes: int, *, network_gbytes: float | None = None
     ) -> dict[tuple[str, str], float]:
-        """Predict ``ncclAllReduce`` by algorithm and protocol, without the host's overhead.
-
-        Args:
-            size_bytes: message size.
-            ranks: number of ranks.
-            nodes: number of nodes on which they are.
-            network_gbytes: bus bandwidth of a node's network, in place of all of it.
-
-        Returns:
-            Seconds by algorithm, ``ring`` or ``tree``, and protocol, ``LL``, ``LL128`` or
-            ``Simple``.
-        """
+        """Predict ``ncclAllReduce`` in seconds by algorithm and protocol, without the host."""
+        # ``network_gbytes`` stands for a part of the bus bandwidth of a node's network.
         if ranks == 1:
             return {("ring", "Simple"): 0.0}
         network = self.inter_gbytes if network_gbytes is None else network_gbytes

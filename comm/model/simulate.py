@@ -60,11 +60,7 @@ class Cluster:
     ) -> Cluster:
         """Create a cluster of ``gpus`` GPUs in equal nodes; a single node if they fit in one.
 
-        Args:
-            gpus: number of GPUs.
-            gpus_per_node: number of GPUs on each node.
-            links: links of both levels; by default those of ``nccl``.
-            nccl, straggler_sigma: see :class:`Cluster`.
+        The links are by default those of ``nccl``.
 
         Raises:
             TopologyError: the GPUs do not fill whole nodes.

@@ -18,11 +18,10 @@ from largebatch.comm import (
     Rule,
     Topology,
     candidates,
-    fit_links,
     predict_seconds,
 )
 from largebatch.comm.model.cost import traffic_of
-from largebatch.comm.tuning.fit import non_negative_least_squares
+from largebatch.comm.tuning.fit import fit_links, non_negative_least_squares
 
 LINKS = Links(Level(2e-6, 1e-10), Level(1e-5, 8e-10))
 SIZES = [4**k for k in range(5, 14)]

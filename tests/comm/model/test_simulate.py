@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from largebatch.comm import (
     ALGORITHMS,
-    Calibration,
     Cluster,
     Gradient,
     Level,
@@ -26,6 +25,7 @@ from largebatch.comm import (
     predict_plan,
     simulate,
 )
+from largebatch.comm.model.calibrate import Calibration
 from largebatch.comm.model.simulate import best_threshold, buckets
 
 LINKS = Links(Level.of(5, 100), Level.of(10, 50))
