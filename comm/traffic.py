@@ -27,8 +27,6 @@ class Traffic:
         total_inter_bytes: bytes that all ranks together send to other nodes.
         concurrent: whether both levels carry bytes in every step instead of alternating.
 
-    With a latency alpha and a time per byte beta for each level, the first four fields give the
-    time of the latency-bandwidth model, ``messages * alpha + bytes * beta`` summed over levels.
     The totals matter where ranks share the medium that carries their messages, and can be checked
     by counting bytes.
     """

@@ -122,10 +122,8 @@ class Nccl:
     ) -> float:
         """Predict the seconds of one message by ``rule``, with the host's overhead of all calls.
 
-        ``ring`` is ``ncclAllReduce``. ``hierarchical``, ``torus`` and ``leader`` are three of
-        NCCL's collectives. Others are predicted by the latency-bandwidth model on :attr:`links`,
-        with three calls for each message of the point-to-point algorithms. Sizes are those in the
-        gradients' dtype, of ``element_bytes``.
+        The point-to-point algorithms are predicted by the latency-bandwidth model on :attr:`links`,
+        with three calls for each message. Sizes are those in the gradients' dtype.
 
         Raises:
             TopologyError: the algorithm does not support this layout.

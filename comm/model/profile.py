@@ -20,17 +20,11 @@ FORWARD_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient.
+    """One gradient."""
 
-    Attributes:
-        name: name of the parameter.
-        size_bytes: size in the dtype that DDP reduces.
-        ready_seconds: time from the start of backward until the gradient is available.
-    """
-
-    name: str
-    size_bytes: int
-    ready_seconds: float
+    name: str  #: That of the parameter.
+    size_bytes: int  #: In the dtype that DDP reduces.
+    ready_seconds: float  #: From the start of backward until the gradient is available.
 
 
 @dataclass(frozen=True)

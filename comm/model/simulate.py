@@ -74,10 +74,7 @@ class Cluster:
         return cls(topology, links, nccl=nccl, straggler_sigma=straggler_sigma)
 
     def seconds(self, rule: Rule, size_bytes: int, *, element_bytes: int = 4) -> float:
-        """Predict the seconds of one all-reduce.
-
-        That is :meth:`Nccl.seconds`, or :func:`predict_seconds` with calibration without NCCL.
-        """
+        """Predict the seconds of one all-reduce, by NCCL's model or that of the links."""
         if self.nccl is not None:
             return self.nccl.seconds(rule, size_bytes, self.topology, element_bytes=element_bytes)
         predicted = predict_seconds(
@@ -99,19 +96,12 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One simulated training step.
+    """One simulated training step."""
 
-    Attributes:
-        compute_seconds: mean time of the step without communication.
-        step_seconds: time of the step.
-        reductions: the all-reduces in order.
-        waiting_seconds: time by which the slowest rank's computation is longer than the mean.
-    """
-
-    compute_seconds: float
+    compute_seconds: float  #: Mean time of the step without communication.
     step_seconds: float
-    reductions: tuple[Reduction, ...]
-    waiting_seconds: float = 0.0
+    reductions: tuple[Reduction, ...]  #: In order.
+    waiting_seconds: float = 0.0  #: By which the slowest rank computes longer than the mean.
 
     @property
     def communication_seconds(self) -> float:

@@ -37,27 +37,17 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of :func:`tune`.
+    """The result of :func:`tune`."""
 
-    Attributes:
-        plan: plan for the measured ranks.
-        cluster: the measured ranks with the fitted links and the calibration, for
-            :func:`simulate`.
-        measurements: measurements of each candidate at each size.
-        fit_error: median relative difference between the times predicted by the fitted links,
-            without calibration, and the measurements that they were fitted to.
-        notes: one sentence for each quantity that could not be measured or determined.
-        element_bytes: size of one element of the messages.
-        final: the race of the best plans, which ``plan`` has won; None without one.
-    """
-
-    plan: Plan
-    cluster: Cluster
-    measurements: tuple[Measurement, ...]
+    plan: Plan  #: For the measured ranks.
+    cluster: Cluster  #: The measured ranks with the fitted links and the calibration.
+    measurements: tuple[Measurement, ...]  #: Of each candidate at each size.
+    #: Median relative difference between the times predicted by the fitted links, without
+    #: calibration, and the measurements that they were fitted to.
     fit_error: float
-    notes: tuple[str, ...]
-    element_bytes: int
-    final: Final | None = None
+    notes: tuple[str, ...]  #: One sentence for each quantity that could not be determined.
+    element_bytes: int  #: Size of one element of the messages.
+    final: Final | None = None  #: The race of the best plans, which ``plan`` has won.
 
     @property
     def links(self) -> Links:
