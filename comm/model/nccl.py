@@ -47,26 +47,15 @@ _CALLS = 3
 
 @dataclass(frozen=True)
 class Nccl:
-    """A cluster as NCCL sees it.
+    """A cluster as NCCL sees it; ValueError if a value is not positive."""
 
-    Attributes:
-        intra_gbytes: bus bandwidth inside a node, in 10^9 bytes per second.
-        inter_gbytes: bus bandwidth of a node's network, in 10^9 bytes per second.
-        nvlink: whether GPUs of a node are joined by NVLink rather than PCIe. LL128 needs it.
-        nics: network adapters of a node. One GPU alone uses one of them.
-        tree_gbytes: largest bus bandwidth of a tree on one or two nodes, and on more.
-        host_seconds: time in which the host issues one call.
-
-    Raises:
-        ValueError: a value is not positive.
-    """
-
-    intra_gbytes: float
-    inter_gbytes: float
-    nvlink: bool = True
-    nics: int = 1
+    intra_gbytes: float  #: Bus bandwidth inside a node, in 10^9 bytes per second.
+    inter_gbytes: float  #: Bus bandwidth of a node's network, in 10^9 bytes per second.
+    nvlink: bool = True  #: Whether GPUs of a node are joined by NVLink. LL128 needs it.
+    nics: int = 1  #: Network adapters of a node. One GPU alone uses one of them.
+    #: Largest bus bandwidth of a tree on one or two nodes, and on more.
     tree_gbytes: tuple[float, float] = (110.0, 80.0)
-    host_seconds: float = HOST_SECONDS
+    host_seconds: float = HOST_SECONDS  #: Time in which the host issues one call.
 
     def __post_init__(self) -> None:
         for name in ("intra_gbytes", "inter_gbytes", "nics"):

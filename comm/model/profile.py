@@ -31,20 +31,14 @@ class Gradient:
 class Profile:
     """One training step on one rank, without communication.
 
-    Attributes:
-        gradients: gradients in the order in which backward produces them.
-        forward_seconds: time of forward and of everything else that cannot overlap communication.
-        backward_seconds: time of the backward pass whose gradients are reduced.
-        element_bytes: size of one element of a gradient.
-
     Raises:
         ValueError: there are no gradients, they are out of order, or a time is impossible.
     """
 
-    gradients: tuple[Gradient, ...]
-    forward_seconds: float
-    backward_seconds: float
-    element_bytes: int = 4
+    gradients: tuple[Gradient, ...]  #: In the order in which backward produces them.
+    forward_seconds: float  #: Of forward and all else that cannot overlap communication.
+    backward_seconds: float  #: Of the backward pass whose gradients are reduced.
+    element_bytes: int = 4  #: Size of one element of a gradient.
 
     def __post_init__(self) -> None:
         ready = [g.ready_seconds for g in self.gradients]

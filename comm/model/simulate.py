@@ -31,22 +31,14 @@ THRESHOLDS_BYTES: tuple[int, ...] = (1, *(2**k for k in range(18, 28)))
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks on nodes and the links between them.
+    """Ranks on nodes and the links between them."""
 
-    Attributes:
-        topology: layout of the ranks; its own ``rank`` does not matter.
-        links: links of both levels.
-        calibration: correction factors measured on exactly these ranks; empty by default.
-        nccl: the cluster as NCCL sees it, which then predicts every rule in place of the links;
-            None where collectives are those of the links, such as gloo's.
-        straggler_sigma: relative standard deviation of the time that a step takes on each rank.
-    """
-
-    topology: Topology
+    topology: Topology  #: Its own ``rank`` does not matter.
     links: Links
+    #: Correction factors measured on exactly these ranks.
     calibration: Calibration = field(default_factory=Calibration)
-    nccl: Nccl | None = None
-    straggler_sigma: float = 0.0
+    nccl: Nccl | None = None  #: Predicts every rule, in place of the links, if it is given.
+    straggler_sigma: float = 0.0  #: Relative standard deviation of a rank's time of a step.
 
     @classmethod
     def of(

@@ -26,18 +26,10 @@ def straggler_slowdown(ranks: int, sigma: float) -> float:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step on one rank as a line in the images.
+    """The time of a step on one rank as a line in the images; ValueError for an impossible one."""
 
-    Attributes:
-        fixed_seconds: t0, the time that does not depend on the images.
-        seconds_per_image: the time that each further image takes.
-
-    Raises:
-        ValueError: a line has a negative fixed time, or no positive time per image.
-    """
-
-    fixed_seconds: float
-    seconds_per_image: float
+    fixed_seconds: float  #: t0, the time that does not depend on the images.
+    seconds_per_image: float  #: The time that each further image takes.
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.fixed_seconds) and self.fixed_seconds >= 0):
