@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.comm import ALGORITHMS, Plan, Rule, Topology, average, register
-from largebatch.comm.averaging import Averaging, predivide_factor
+from largebatch.comm.averaging import predivide_factor
 from tests.comm.summation import ORDERS, emulated_average
 from tests.ranks import run_ranks
 
@@ -40,21 +40,6 @@ def test_the_default_factor_of_fp16_is_the_next_power_of_two_from_the_square_roo
     assert factor.bit_count() == 1
     assert factor**2 >= ranks > (factor / 2) ** 2
     assert predivide_factor(ranks, fp16=False) == ranks
-
-
-def test_gradients_are_divided_by_the_number_of_ranks_in_all():
-    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    expected = {
-        (fp32, None): (48, 1),  # a single division
-        (bf16, None): (48, 1),
-        (fp32, "bf16"): (48, 1),
-        (fp16, None): (8, 6),
-        (fp32, "fp16"): (8, 6),
-        (fp16, "bf16"): (8, 6),  # divided in FP16
-    }
-    for (dtype, wire), pair in expected.items():
-        divisors = Averaging.of(dtype, 48, Rule("ring", wire_dtype=wire))
-        assert (divisors.before, divisors.after) == pair
 
 
 # --- thousands of ranks, emulated -----------------------------------------------------------

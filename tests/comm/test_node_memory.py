@@ -17,7 +17,7 @@ from tests.comm import wire
 from tests.comm.failure.started import started
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow("runs four ranks")
+four = pytest.mark.slow("runs four ranks")
 
 LEADER = Rule("leader", chunk_bytes=100_000)
 ELEMENTS = 10**6  # 4 MB
@@ -55,6 +55,7 @@ def four_ranks():
     return run_ranks(4, on_four_ranks)
 
 
+@four
 def test_only_signals_and_what_crosses_between_nodes_are_sent_as_messages(four_ranks):
     """Unless memory is declined, or ranks of one node are on different machines."""
     for by_rule, *without in four_ranks:
@@ -99,6 +100,7 @@ def sum_until_killed(rank, folder, doomed):
         os._exit(3)
 
 
+@four
 def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
     with started(3, sum_until_killed, tmp_path, 1) as ranks:
         deadline = time.monotonic() + 120
@@ -111,3 +113,48 @@ def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
     # The ranks that were not killed have noticed by a failed collective, and not by a wrong sum.
     assert [process.exitcode for process in ranks] == [3, -signal.SIGKILL, 3]
     assert {path.name for path in tmp_path.glob("noticed-*")} == {"noticed-0", "noticed-2"}
+
+
+# --- memory that cannot be set up leaves no descriptor -------------------------------------
+
+
+@pytest.fixture
+def shared():
+    file = node_memory._new_file()
+    os.pwrite(file, b"a token", 0)
+    yield file
+    os.close(file)
+
+
+def test_only_the_file_that_was_made_for_it_is_opened(shared, tmp_path):
+    """The rank may be on another machine, where the process is another one, or none."""
+    opened = node_memory._opened(os.getpid(), shared, b"a token")
+    assert os.path.sameopenfile(shared, opened)
+    os.close(opened)
+    before = len(os.listdir("/proc/self/fd"))
+    with open(tmp_path / "other", "wb+") as other:
+        other.write(b"a token")
+        other.flush()
+        assert node_memory._opened(os.getpid(), other.fileno(), b"a token") is None
+    assert node_memory._opened(os.getpid(), shared, b"another") is None
+    assert node_memory._opened(2**22 + 1, shared, b"a token") is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_that_a_rank_cannot_open_is_closed_by_all(rank):
+    said = []
+
+    def all_reduce(able, *_, **__):
+        said.append(able.item())
+        able.zero_()  # as the other rank could not open it
+
+    def broadcast(told, **_):
+        told[0] = told[0] or (2**22 + 1, 3, b"a token")
+
+    before = os.listdir("/proc/self/fd")
+    fake = {"broadcast_object_list": broadcast, "all_reduce": all_reduce}
+    with mock.patch.multiple(dist, get_rank=lambda _: rank, **fake):
+        assert node_memory.connect(mock.sentinel.filled, mock.sentinel.summed) is None
+    assert said == [rank == 0]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
