@@ -66,7 +66,10 @@ def refusals_of_a_second_model():
     check(first)
     del first, second
     check(wrapped(network(1), state))
-    return lines
+    start = "state: one PlanState is registered with two models, "
+    end = "; valid: a PlanState(plan) of its own for each"
+    assert all(line.startswith(start) and line.endswith(end) for line in lines), lines
+    assert {"Linear", "Sequential"} <= {*lines[-1].replace(";", " ").split()}
 
 
 def one_model_in_many_wrappers():
@@ -106,7 +109,8 @@ def refusal_in_join_of_a_second_wrapper():
     train(ddp)
     ddp = wrapped(module, state)
     train(ddp)
-    return refusal(lambda: uneven(ddp, divide_by_initial_world_size=False))
+    line = refusal(lambda: uneven(ddp, divide_by_initial_world_size=False))
+    assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
 
 
 def refusal_of_a_model_that_is_frozen():
@@ -117,7 +121,7 @@ def refusal_of_a_model_that_is_frozen():
     line = refusal(train, ddp)
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
-    return line
+    assert line.startswith("process_group: DistributedDataParallel has 1 ranks")
 
 
 def is_served(port):
@@ -222,25 +226,16 @@ def nothing_is_left_behind():
 
 
 def with_one_process_group():
-    lines = refusals_of_a_second_model()
+    refusals_of_a_second_model()
     one_model_in_many_wrappers()
     other_models_after_the_first_has_gone()
-    in_join, frozen = refusal_in_join_of_a_second_wrapper(), refusal_of_a_model_that_is_frozen()
+    refusal_in_join_of_a_second_wrapper()
+    refusal_of_a_model_that_is_frozen()
     nothing_is_left_behind()
-    return lines, in_join, frozen
 
 
 def test_a_state_serves_its_model_in_each_wrapper_and_no_second_model():
-    expected = "state: one PlanState is registered with two models, "
-    for lines, in_join, frozen in run_ranks(2, with_one_process_group):
-        assert len(lines) == 3
-        for line in lines:
-            assert line.startswith(expected)
-            assert line.endswith("; valid: a PlanState(plan) of its own for each")
-        names = lines[-1].removeprefix(expected).partition(";")[0]
-        assert sorted(names.split(" and ")) == ["Linear", "Sequential"]
-        assert in_join.startswith("divide_by_initial_world_size: False in join, but a plan")
-        assert frozen.startswith("process_group: DistributedDataParallel has 1 ranks")
+    run_ranks(2, with_one_process_group)
 
 
 def with_stores_at_ports(folder, ports):
