@@ -26,6 +26,7 @@ from tests.ranks import run_ranks
 def test_small_tensors_are_pooled_and_large_ones_are_not():
     sizes = [10, 20, 500, 30, 50, 10, 100, 40]
     assert fused_bytes(sizes, 100) == (30, 500, 90, 100, 40)
+    assert fused_bytes([60, 40, 10], 100) == (100, 10)  # full at the threshold itself
     assert fused_bytes([], 100) == ()
 
 
