@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     )
     from .failure.stall import StallWatch
     from .fsdp2 import register_fsdp2
-    from .fusion import fused_bytes, segments_between
+    from .fusion import fused_bytes
     from .hook import PlanState, plan_hook, register
     from .launch_order import launches_are_ordered, nccl_class, order_launches
-    from .model.calibrate import Calibration, Measurement
+    from .model.calibrate import Measurement
     from .model.choose import choose
     from .model.cost import Level, Links, predict_seconds
     from .model.nccl import Nccl
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from .ranges import ranged
     from .topology import Grid, Groups, Topology, TopologyError, group_of_rank
     from .traffic import Traffic
-    from .tuning.fit import fit_links
     from .tuning.race import Final, Finalist
     from .tuning.tune import Tuned, tune
 else:
@@ -54,7 +53,6 @@ __all__ = [
     "SUM_DTYPES",
     "WIRE_DTYPES",
     "Algorithm",
-    "Calibration",
     "Cluster",
     "CollectiveError",
     "Final",
@@ -89,7 +87,6 @@ __all__ = [
     "candidates",
     "choose",
     "estimate_profile",
-    "fit_links",
     "fused_bytes",
     "group_of_rank",
     "join_roll_call",
@@ -105,7 +102,6 @@ __all__ = [
     "register",
     "register_fsdp2",
     "rendezvous",
-    "segments_between",
     "simulate",
     "straggler_slowdown",
     "tune",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from .algorithms import ALGORITHMS, Algorithm, Phased, Torus, TwoLevel
 from .topology import Topology
@@ -121,8 +119,8 @@ class Plan:
             first bucket has 1 MiB, as in DDP.
         segments: exact bucket sizes in bytes, in backward order (last layers first), in place of
             ``fusion_threshold_bytes``; further buckets repeat the last size. A bucket is full once
-            it reaches its size, so sums over whole layers cut between layers:
-            ``segments_between`` and ``fused_bytes`` compute such sizes.
+            it reaches its size, so sums over whole layers cut between layers, as those of
+            ``fused_bytes`` do.
 
     Raises:
         PlanError: the rules or sizes are invalid.
@@ -219,9 +217,6 @@ class Plan:
         until then, a cut may be off by some layers. ``torch.compile`` of the DDP model splits its
         graph by ``bucket_cap_mb`` or the largest segment, and needs 1 MiB or more.
 
-        Raises:
-            PlanError: the plan has segments, but this torch cannot set individual bucket sizes.
-
         Example::
 
             model = DistributedDataParallel(model, **plan.ddp_options())
@@ -230,11 +225,6 @@ class Plan:
         if self.segments is None:
             is_default = self.fusion_threshold_bytes == DEFAULT_FUSION_THRESHOLD_BYTES
             return {} if is_default else {"bucket_cap_mb": self.fusion_threshold_bytes / 2**20}
-        if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
-            raise PlanError(
-                f"segments: DistributedDataParallel of torch {torch.__version__} has no "
-                "bucket_cap_mb_list; valid with: a torch that has it, such as 2.11 or 2.15"
-            )
         return {"bucket_cap_mb_list": [size / 2**20 for size in self.segments]}
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -1,8 +1,7 @@
 """The layout of ranks on nodes, and the process groups within nodes, across nodes and on grids.
 
-torchrun, ``srun`` and ``mpirun`` set different variables, and ``mp.spawn`` none: host names are
-left then. A variable may be inherited from a shell on another node, as ``SLURM_NODEID`` from that
-of a batch script, so a numbering that puts two hosts into one node is not believed.
+A variable may be inherited from a shell on another node, as ``SLURM_NODEID`` from that of a batch
+script, so a numbering that puts two hosts into one node is not believed.
 
 Where the default group is bound to a device, as eager initialization on NCCL does,
 ``torch.distributed.new_group`` is one ``ncclCommSplit`` of all ranks for each group
@@ -328,9 +327,6 @@ def group_of_rank(parts: Iterable[Iterable[int]]) -> ProcessGroup | None:
 
     Every rank must call it with the same parts, none of which overlap. Collectives in the groups
     time out as those of the default group do.
-
-    Args:
-        parts: global ranks of each part; a group has them in ascending order.
 
     Returns:
         The group; None if this rank's part has no other rank, or it is in none.

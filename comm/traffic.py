@@ -18,28 +18,17 @@ class Traffic:
     time (the single-port model of Thakur, Rabenseifner and Gropp 2005), steps run one after
     another, and each step counts the busiest rank or node.
 
-    Attributes:
-        intra_messages: number of sequential transfers inside a node.
-        intra_bytes: bytes that one rank sends to, or receives from, ranks of its own node.
-        inter_messages: number of sequential transfers between nodes.
-        inter_bytes: bytes that leave, or enter, one node.
-        total_intra_bytes: bytes that all ranks together send inside nodes.
-        total_inter_bytes: bytes that all ranks together send to other nodes.
-        concurrent: whether both levels carry bytes in every step instead of alternating.
-
-    With a latency alpha and a time per byte beta for each level, the first four fields give the
-    time of the latency-bandwidth model, ``messages * alpha + bytes * beta`` summed over levels.
     The totals matter where ranks share the medium that carries their messages, and can be checked
     by counting bytes.
     """
 
-    intra_messages: int
-    intra_bytes: float
-    inter_messages: int
-    inter_bytes: float
-    total_intra_bytes: float = 0.0
-    total_inter_bytes: float = 0.0
-    concurrent: bool = False
+    intra_messages: int  #: Number of sequential transfers inside a node.
+    intra_bytes: float  #: That one rank sends to, or receives from, ranks of its own node.
+    inter_messages: int  #: Number of sequential transfers between nodes.
+    inter_bytes: float  #: That leave, or enter, one node.
+    total_intra_bytes: float = 0.0  #: That all ranks together send inside nodes.
+    total_inter_bytes: float = 0.0  #: That all ranks together send to other nodes.
+    concurrent: bool = False  #: Whether both levels carry bytes in every step.
 
 
 class Tally:

@@ -48,9 +48,6 @@ class LinkBytes:
     sent: int
     received: int
 
-    def __sub__(self, other: LinkBytes) -> LinkBytes:
-        return LinkBytes(self.sent - other.sent, self.received - other.received)
-
 
 def missing() -> str | None:
     """Return the reason why no network can be created here, in one line; None if one can."""
@@ -229,15 +226,6 @@ class Network:
 
     def _ip(self, namespace: str, *commands: str) -> None:
         _run(["ip", "-n", namespace, "-batch", "-"], "\n".join(commands) + "\n")
-
-
-def own_link_bytes() -> LinkBytes:
-    """Return the bytes that have crossed the link of the calling process's node."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        device, _, counts = line.partition(":")
-        if device.strip() == INTERFACE:
-            return LinkBytes(int(counts.split()[8]), int(counts.split()[0]))
-    raise NetworkError(f"this process is not on a node: there is no interface {INTERFACE}")
 
 
 def remove_leftovers() -> None:

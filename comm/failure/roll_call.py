@@ -28,15 +28,11 @@ from .sigterm import on_sigterm
 
 
 class CollectiveError(RuntimeError):
-    """Raised for a failed collective; the message names the rank and any missing ranks.
+    """Raised for a failed collective; the message names the rank and any missing ranks."""
 
-    Attributes:
-        ranks: The missing ranks, ascending.
-        missing: What is known of them, such as ``rank 3 did not answer within 3 s (ended or
-            hanging)``, or that the job's store does not answer; empty where all ranks do.
-    """
-
-    ranks: Sequence[int] = ()
+    ranks: Sequence[int] = ()  #: The missing ranks, ascending.
+    #: What is known of them, such as ``rank 3 did not answer within 3 s (ended or hanging)``, or
+    #: that the job's store does not answer; empty where all ranks do.
     missing = ""
 
 

@@ -1,9 +1,8 @@
 """Calibration: measured correction factors on the cost model, by rule and message size.
 
-Two numbers per link level cannot express how a back end splits messages. NCCL's own model has a
-measured factor for each power of two of the size (``treeCorrectionFactor`` in src/graph/tuning.cc).
-Here the factors come from the measurements of ``tune``, are interpolated over the logarithm of the
-size, and are valid only for the ranks on which they were measured.
+Two numbers per link level cannot express how a back end splits messages. NCCL's own model has such
+factors too (``treeCorrectionFactor`` in src/graph/tuning.cc). They are interpolated over the
+logarithm of the size, and are valid only for the ranks on which they were measured.
 """
 
 from __future__ import annotations
@@ -20,17 +19,11 @@ from .cost import Links, predict_seconds
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measured times of one rule at one message size.
+    """Measured times of one rule at one message size."""
 
-    Attributes:
-        rule: the candidate; its ``max_bytes`` is None.
-        size_bytes: message size, in the gradients' dtype.
-        seconds: time of each repeat on the slowest rank.
-    """
-
-    rule: Rule
-    size_bytes: int
-    seconds: tuple[float, ...]
+    rule: Rule  #: The candidate; its ``max_bytes`` is None.
+    size_bytes: int  #: Message size, in the gradients' dtype.
+    seconds: tuple[float, ...]  #: Time of each repeat on the slowest rank.
 
     @property
     def median_seconds(self) -> float:
@@ -65,11 +58,9 @@ class Calibration:
         return cls(curves)
 
     def factor(self, rule: Rule, size_bytes: int) -> float:
-        """Return the factor for one message; 1 for a rule that was not measured.
-
-        Outside the measured sizes, the factor of the nearest size applies. A rule with chunks sends
-        messages up to ``chunk_bytes`` whole, so these use the curve of the rule without chunks.
-        """
+        """Return the factor for one message; 1 for a rule that was not measured."""
+        # Outside the measured sizes, the factor of the nearest one applies. A rule with chunks
+        # sends messages up to ``chunk_bytes`` whole.
         rule = replace(rule, max_bytes=None)
         points = list(self.curves.get(rule, ()))
         if rule.chunk_bytes is not None:

@@ -45,11 +45,7 @@ class Level:
 
     @classmethod
     def of(cls, latency_us: float, gbit: float) -> Level:
-        """Create a level from microseconds of latency and gigabits per second.
-
-        Raises:
-            ValueError: the rate is not positive, or the latency is negative.
-        """
+        """Create a level from microseconds of latency and gigabits per second."""
         if not gbit > 0:
             raise ValueError(f"the rate of a link cannot be {gbit} Gbit/s; valid: above 0")
         return cls(latency_us * 1e-6, 8e-9 / gbit)
@@ -82,11 +78,7 @@ class Links:
     host_seconds_per_byte: float = 0.0
 
     def seconds(self, traffic: Traffic, nodes: int) -> tuple[float, float]:
-        """Return the seconds that ``traffic`` takes inside each of ``nodes`` and between them.
-
-        Raises:
-            ValueError: the traffic crosses a level whose links are unknown.
-        """
+        """Return the seconds that ``traffic`` takes inside each of ``nodes`` and between them."""
         host = traffic.total_intra_bytes / nodes * self.host_seconds_per_byte
         return (
             _seconds("inside a node", self.intra, traffic.intra_messages, traffic.intra_bytes)
@@ -113,9 +105,7 @@ def predict_seconds(
     a rule with chunks form a pipeline through the two levels: the first chunk passes both, and
     each further chunk adds the time of the slower level.
 
-    Args:
-        size_bytes: message size, in the gradients' dtype.
-        element_bytes: size of one element of that dtype.
+    Sizes are those in the gradients' dtype, of ``element_bytes``.
 
     Raises:
         ValueError: a message must cross a level whose links are unknown.

@@ -47,26 +47,15 @@ _CALLS = 3
 
 @dataclass(frozen=True)
 class Nccl:
-    """A cluster as NCCL sees it.
+    """A cluster as NCCL sees it; ValueError if a value is not positive."""
 
-    Attributes:
-        intra_gbytes: bus bandwidth inside a node, in 10^9 bytes per second.
-        inter_gbytes: bus bandwidth of a node's network, in 10^9 bytes per second.
-        nvlink: whether GPUs of a node are joined by NVLink rather than PCIe. LL128 needs it.
-        nics: network adapters of a node. One GPU alone uses one of them.
-        tree_gbytes: largest bus bandwidth of a tree on one or two nodes, and on more.
-        host_seconds: time in which the host issues one call.
-
-    Raises:
-        ValueError: a value is not positive.
-    """
-
-    intra_gbytes: float
-    inter_gbytes: float
-    nvlink: bool = True
-    nics: int = 1
+    intra_gbytes: float  #: Bus bandwidth inside a node, in 10^9 bytes per second.
+    inter_gbytes: float  #: Bus bandwidth of a node's network, in 10^9 bytes per second.
+    nvlink: bool = True  #: Whether GPUs of a node are joined by NVLink. LL128 needs it.
+    nics: int = 1  #: Network adapters of a node. One GPU alone uses one of them.
+    #: Largest bus bandwidth of a tree on one or two nodes, and on more.
     tree_gbytes: tuple[float, float] = (110.0, 80.0)
-    host_seconds: float = HOST_SECONDS
+    host_seconds: float = HOST_SECONDS  #: Time in which the host issues one call.
 
     def __post_init__(self) -> None:
         for name in ("intra_gbytes", "inter_gbytes", "nics"):
@@ -89,18 +78,8 @@ class Nccl:
     def all_reduces(
         self, size_bytes: float, ranks: int, nodes: int, *, network_gbytes: float | None = None
     ) -> dict[tuple[str, str], float]:
-        """Predict ``ncclAllReduce`` by algorithm and protocol, without the host's overhead.
-
-        Args:
-            size_bytes: message size.
-            ranks: number of ranks.
-            nodes: number of nodes on which they are.
-            network_gbytes: bus bandwidth of a node's network, in place of all of it.
-
-        Returns:
-            Seconds by algorithm, ``ring`` or ``tree``, and protocol, ``LL``, ``LL128`` or
-            ``Simple``.
-        """
+        """Predict ``ncclAllReduce`` in seconds by algorithm and protocol, without the host."""
+        # ``network_gbytes`` stands for a part of the bus bandwidth of a node's network.
         if ranks == 1:
             return {("ring", "Simple"): 0.0}
         network = self.inter_gbytes if network_gbytes is None else network_gbytes
@@ -132,10 +111,8 @@ class Nccl:
     ) -> float:
         """Predict the seconds of one message by ``rule``, with the host's overhead of all calls.
 
-        ``ring`` is ``ncclAllReduce``. ``hierarchical``, ``torus`` and ``leader`` are three of
-        NCCL's collectives. Others are predicted by the latency-bandwidth model on :attr:`links`,
-        with three calls for each message of the point-to-point algorithms. Sizes are those in the
-        gradients' dtype, of ``element_bytes``.
+        The point-to-point algorithms are predicted by the latency-bandwidth model on :attr:`links`,
+        with three calls for each message. Sizes are those in the gradients' dtype.
 
         Raises:
             TopologyError: the algorithm does not support this layout.

@@ -20,37 +20,25 @@ FORWARD_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient.
+    """One gradient."""
 
-    Attributes:
-        name: name of the parameter.
-        size_bytes: size in the dtype that DDP reduces.
-        ready_seconds: time from the start of backward until the gradient is available.
-    """
-
-    name: str
-    size_bytes: int
-    ready_seconds: float
+    name: str  #: That of the parameter.
+    size_bytes: int  #: In the dtype that DDP reduces.
+    ready_seconds: float  #: From the start of backward until the gradient is available.
 
 
 @dataclass(frozen=True)
 class Profile:
     """One training step on one rank, without communication.
 
-    Attributes:
-        gradients: gradients in the order in which backward produces them.
-        forward_seconds: time of forward and of everything else that cannot overlap communication.
-        backward_seconds: time of the backward pass whose gradients are reduced.
-        element_bytes: size of one element of a gradient.
-
     Raises:
         ValueError: there are no gradients, they are out of order, or a time is impossible.
     """
 
-    gradients: tuple[Gradient, ...]
-    forward_seconds: float
-    backward_seconds: float
-    element_bytes: int = 4
+    gradients: tuple[Gradient, ...]  #: In the order in which backward produces them.
+    forward_seconds: float  #: Of forward and all else that cannot overlap communication.
+    backward_seconds: float  #: Of the backward pass whose gradients are reduced.
+    element_bytes: int = 4  #: Size of one element of a gradient.
 
     def __post_init__(self) -> None:
         ready = [g.ready_seconds for g in self.gradients]

@@ -31,22 +31,14 @@ THRESHOLDS_BYTES: tuple[int, ...] = (1, *(2**k for k in range(18, 28)))
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks on nodes and the links between them.
+    """Ranks on nodes and the links between them."""
 
-    Attributes:
-        topology: layout of the ranks; its own ``rank`` does not matter.
-        links: links of both levels.
-        calibration: correction factors measured on exactly these ranks; empty by default.
-        nccl: the cluster as NCCL sees it, which then predicts every rule in place of the links;
-            None where collectives are those of the links, such as gloo's.
-        straggler_sigma: relative standard deviation of the time that a step takes on each rank.
-    """
-
-    topology: Topology
+    topology: Topology  #: Its own ``rank`` does not matter.
     links: Links
+    #: Correction factors measured on exactly these ranks.
     calibration: Calibration = field(default_factory=Calibration)
-    nccl: Nccl | None = None
-    straggler_sigma: float = 0.0
+    nccl: Nccl | None = None  #: Predicts every rule, in place of the links, if it is given.
+    straggler_sigma: float = 0.0  #: Relative standard deviation of a rank's time of a step.
 
     @classmethod
     def of(
@@ -60,11 +52,7 @@ class Cluster:
     ) -> Cluster:
         """Create a cluster of ``gpus`` GPUs in equal nodes; a single node if they fit in one.
 
-        Args:
-            gpus: number of GPUs.
-            gpus_per_node: number of GPUs on each node.
-            links: links of both levels; by default those of ``nccl``.
-            nccl, straggler_sigma: see :class:`Cluster`.
+        The links are by default those of ``nccl``.
 
         Raises:
             TopologyError: the GPUs do not fill whole nodes.
@@ -78,10 +66,7 @@ class Cluster:
         return cls(topology, links, nccl=nccl, straggler_sigma=straggler_sigma)
 
     def seconds(self, rule: Rule, size_bytes: int, *, element_bytes: int = 4) -> float:
-        """Predict the seconds of one all-reduce.
-
-        That is :meth:`Nccl.seconds`, or :func:`predict_seconds` with calibration without NCCL.
-        """
+        """Predict the seconds of one all-reduce, by NCCL's model or that of the links."""
         if self.nccl is not None:
             return self.nccl.seconds(rule, size_bytes, self.topology, element_bytes=element_bytes)
         predicted = predict_seconds(
@@ -103,19 +88,12 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One simulated training step.
+    """One simulated training step."""
 
-    Attributes:
-        compute_seconds: mean time of the step without communication.
-        step_seconds: time of the step.
-        reductions: the all-reduces in order.
-        waiting_seconds: time by which the slowest rank's computation is longer than the mean.
-    """
-
-    compute_seconds: float
+    compute_seconds: float  #: Mean time of the step without communication.
     step_seconds: float
-    reductions: tuple[Reduction, ...]
-    waiting_seconds: float = 0.0
+    reductions: tuple[Reduction, ...]  #: In order.
+    waiting_seconds: float = 0.0  #: By which the slowest rank computes longer than the mean.
 
     @property
     def communication_seconds(self) -> float:

@@ -17,17 +17,8 @@ from dataclasses import dataclass
 def straggler_slowdown(ranks: int, sigma: float) -> float:
     """Return an upper bound of the slowest rank's expected time, relative to the ranks' mean.
 
-    On few ranks it is far above the expected time: on two, in what exceeds 1, by a factor of 2.
-
-    Args:
-        ranks: number of ranks.
-        sigma: relative standard deviation of a rank's time.
-
-    Raises:
-        ValueError: there is no rank, or ``sigma`` is negative or not finite.
+    ``sigma`` is the relative standard deviation of a rank's time; ValueError if it is negative.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks: {ranks} is no number of ranks; valid: 1 or more")
     if not (math.isfinite(sigma) and sigma >= 0):
         raise ValueError(f"sigma: {sigma} is no standard deviation; valid: finite, 0 or more")
     return 1 + sigma * math.sqrt(2 * math.log(ranks))
@@ -35,18 +26,10 @@ def straggler_slowdown(ranks: int, sigma: float) -> float:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step on one rank as a line in the images.
+    """The time of a step on one rank as a line in the images; ValueError for an impossible one."""
 
-    Attributes:
-        fixed_seconds: t0, the time that does not depend on the images.
-        seconds_per_image: the time that each further image takes.
-
-    Raises:
-        ValueError: the fixed time is negative, or that of an image is not positive.
-    """
-
-    fixed_seconds: float
-    seconds_per_image: float
+    fixed_seconds: float  #: t0, the time that does not depend on the images.
+    seconds_per_image: float  #: The time that each further image takes.
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.fixed_seconds) and self.fixed_seconds >= 0):
@@ -61,12 +44,7 @@ class StepTime:
 
     @classmethod
     def through(cls, first: tuple[float, float], second: tuple[float, float]) -> StepTime:
-        """Fit the line to two measured steps, each a number of images and seconds.
-
-        Raises:
-            ValueError: both have the same number of images, or no such line has a time per image
-                above 0 and a fixed time of 0 or more.
-        """
+        """Fit the line to two measured steps, each a number of images and seconds."""
         (images, seconds), (others, longer) = sorted((first, second))
         if images == others:
             raise ValueError(f"images: {images:g} twice; valid: two different batch sizes")
@@ -75,11 +53,7 @@ class StepTime:
 
     @classmethod
     def at(cls, images: float, images_per_second: float, fixed_seconds: float = 0.0) -> StepTime:
-        """Return the line with a known fixed time through a throughput at ``images`` per step.
-
-        Raises:
-            ValueError: the fixed time is negative, or longer than the step.
-        """
+        """Return the line with a known fixed time through a throughput at ``images`` per step."""
         seconds = images / images_per_second
         if fixed_seconds >= seconds:
             raise ValueError(

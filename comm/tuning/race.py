@@ -52,17 +52,11 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Final:
-    """The result of the race.
+    """The result of the race."""
 
-    Attributes:
-        finalists: the plans from the simplest on.
-        winner: index of the winner among them.
-        backward_seconds: time of backward without any all-reduce.
-    """
-
-    finalists: tuple[Finalist, ...]
-    winner: int
-    backward_seconds: float
+    finalists: tuple[Finalist, ...]  #: From the simplest plan on.
+    winner: int  #: Its index among them.
+    backward_seconds: float  #: Of backward without any all-reduce.
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Final:

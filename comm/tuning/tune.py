@@ -29,38 +29,25 @@ SIZES_BYTES = tuple(4**k for k in range(5, 14))
 #: Chunk sizes tried by default for algorithms that can pipeline their phases.
 CHUNKS_BYTES = (2**21, 2**22, 2**23)
 
-#: Largest relative increase of the time per byte that a fusion threshold may cost.
-RATE_TOLERANCE = 0.03
-
-#: Gradients of the race without a model, about those of a ResNet-50.
-_RACED_BYTES = 100 * 2**20
+#: Gradients in place of a model's, about those of a ResNet-50.
+_PLAIN_BYTES = 100 * 2**20
 
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of :func:`tune`.
+    """The result of :func:`tune`."""
 
-    Attributes:
-        plan: plan for the measured ranks.
-        cluster: the measured ranks with the fitted links and the calibration, for
-            :func:`simulate`.
-        measurements: measurements of each candidate at each size.
-        fit_error: median relative difference between the times predicted by the fitted links,
-            without calibration, and the measurements that they were fitted to.
-        notes: one sentence for each quantity that could not be measured or determined.
-        element_bytes: size of one element of the messages.
-        final: the race of the best plans, which ``plan`` has won; None without one.
-    """
-
-    plan: Plan
-    cluster: Cluster
-    measurements: tuple[Measurement, ...]
+    plan: Plan  #: For the measured ranks.
+    cluster: Cluster  #: The measured ranks with the fitted links and the calibration.
+    measurements: tuple[Measurement, ...]  #: Of each candidate at each size.
+    #: Median relative difference between the times predicted by the fitted links, without
+    #: calibration, and the measurements that they were fitted to.
     fit_error: float
-    notes: tuple[str, ...]
-    element_bytes: int
-    final: Final | None = None
+    notes: tuple[str, ...]  #: One sentence for each quantity that could not be determined.
+    element_bytes: int  #: Size of one element of the messages.
+    final: Final | None = None  #: The race of the best plans, which ``plan`` has won.
 
     @property
     def links(self) -> Links:
@@ -152,10 +139,9 @@ def tune(
         chunks_bytes: chunk sizes to try for algorithms whose phases can be pipelined; none on NCCL
             without ``NCCL_LAUNCH_ORDER_IMPLICIT=1`` on all ranks.
         dtype: dtype of the gradients.
-        profile: profile of the model that the plan is for; the fusion threshold is then the one
-            with the shortest simulated step (:func:`best_threshold`). By default it is the smallest
-            measured size whose time per byte is within 3 % of the best: small buckets start early
-            and leave little work after backward.
+        profile: profile of the model that the plan is for, whose simulated step chooses the fusion
+            threshold (:func:`best_threshold`). By default equal gradients of 100 MiB in all, in a
+            backward pass as long as their communication.
         far_behind: from 1 MiB on, a candidate that takes this many times as long as the fastest
             is not measured at larger sizes.
         progress: function called on rank 0 with a line of text for each size.
@@ -190,10 +176,8 @@ def tune(
     found = fit_and_plan(measurements, topology, profile=profile, notes=notes, dtype=dtype)
     if race_seconds <= 0:
         return found
-    if profile is None:  # a backward pass as long as its communication
-        unit = plain_profile(_RACED_BYTES, 1.0, dtype.itemsize)
-        as_long = simulate(unit, found.cluster, found.plan).communication_seconds
-        profile = plain_profile(_RACED_BYTES, as_long, dtype.itemsize)
+    if profile is None:
+        profile = _as_long_as_its_communication(found.cluster, found.plan, dtype.itemsize)
     measured = tuple(dict.fromkeys(m.rule for m in measurements))
     final = race(
         finalists(found.plan, measured, profile, found.cluster),
@@ -227,20 +211,13 @@ def fit_and_plan(
     for m in measurements:
         times.setdefault(m.size_bytes, {})[m.rule] = m.median_seconds
     rules, notes = choose(times), (*notes, *fit.notes)
-    if profile is not None:
-        threshold = best_threshold(profile, cluster, rules)
-    else:
-        threshold = _threshold_by_rate(Plan(rules), times)
-    plan = Plan(rules, threshold)
+    profile = profile or _as_long_as_its_communication(cluster, Plan(rules), dtype.itemsize)
+    plan = Plan(rules, best_threshold(profile, cluster, rules))
     return Tuned(plan, cluster, tuple(measurements), fit.error, notes, dtype.itemsize)
 
 
-def _threshold_by_rate(plan: Plan, times: dict[int, dict[Rule, float]]) -> int:
-    """Return the smallest measured size with about the shortest time per byte."""
-
-    def seconds_per_byte(size: int) -> float:
-        return times[size][replace(plan.rule_for(size), max_bytes=None)] / size
-
-    costs = {size: seconds_per_byte(size) for size in sorted(times)}
-    limit = min(costs.values()) * (1 + RATE_TOLERANCE)
-    return next(size for size, cost in costs.items() if cost <= limit)
+def _as_long_as_its_communication(cluster: Cluster, plan: Plan, element_bytes: int) -> Profile:
+    """Return a profile without a model, whose backward takes as long as its all-reduces."""
+    unit = plain_profile(_PLAIN_BYTES, 1.0, element_bytes)
+    seconds = simulate(unit, cluster, plan).communication_seconds
+    return plain_profile(_PLAIN_BYTES, seconds, element_bytes)

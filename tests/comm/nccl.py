@@ -11,10 +11,10 @@ no stream is recorded with the allocator (pytorch/pytorch, pull request 194701).
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -80,16 +80,8 @@ class Work:
         self._tensors = ()
 
 
-@dataclass
-class Message:
-    """Stands for ``dist.P2POp``."""
-
-    kind: Any
-    tensor: Any
-    peer: Any
-    group: Group
-    tag: int
-    group_peer: int
+#: Stands for ``dist.P2POp``.
+Message = namedtuple("Message", ["kind", "tensor", "peer", "group", "tag", "group_peer"])
 
 
 class CudaFuture:
@@ -141,14 +133,14 @@ class Nccl:
                 (dist, "get_rank", self.get_rank),
                 (dist, "get_world_size", self.get_world_size),
                 (parameter_server, "get_world_size", lambda group: len(group.ranks)),
-                (dist, "all_reduce", self.all_reduce),
-                (dist, "reduce", self.reduce),
-                (dist, "broadcast", self.broadcast),
-                (dist, "all_to_all_single", self.all_to_all),
+                (dist, "all_reduce", partial(self._start, all_reduce)),
+                (dist, "reduce", partial(self._start, reduce)),
+                (dist, "broadcast", partial(self._start, broadcast)),
+                (dist, "all_to_all_single", partial(self._start, all_to_all)),
                 (dist, "P2POp", Message),
                 (dist, "batch_isend_irecv", self.exchange),
-                (collectives, "_all_gather", self.all_gather),
-                (collectives, "_reduce_scatter", self.reduce_scatter),
+                (collectives, "_all_gather", partial(self._start, all_gather)),
+                (collectives, "_reduce_scatter", partial(self._start, reduce_scatter)),
                 (hook, "Future", CudaFuture),
                 (hook, "join_roll_call", lambda: None),
                 (hook, "models_of", lambda state: []),
@@ -173,68 +165,18 @@ class Nccl:
     def get_world_size(self, group: Group | None = None) -> int:
         return len(self.world if group is None else group.ranks)
 
-    # --- collectives ----------------------------------------------------------------------
-
     def _start(
-        self, group: Group, tensors: Sequence[Any], run: Callable[[list[list[Tensor]]], None]
+        self, run: Callable[..., None], *tensors: Any, group: Group, async_op: bool, **root: int
     ) -> Work:
         """Queue a collective: ``run`` gets the tensors of each rank, in the order of the group."""
         number = group.calls[self.rank]
         group.calls[self.rank] += 1
         if number == len(group.collectives):
-            group.collectives.append(Collective(group, run))
+            group.collectives.append(Collective(group, partial(run, *root.values())))
         stream = group.streams[self.rank]
         stream.wait_stream(self.machine.current)
         group.collectives[number].join(self.rank, [tensor.raw for tensor in tensors])
         return Work(self, stream.mark(), tensors)
-
-    def all_reduce(self, tensor: Any, *, group: Group, async_op: bool) -> Work:
-        def run(ranks: list[list[Tensor]]) -> None:
-            total = sum(one.double() for (one,) in ranks)
-            for (one,) in ranks:
-                one.copy_(total)
-
-        return self._start(group, [tensor], run)
-
-    def reduce(self, tensor: Any, *, group: Group, group_dst: int, async_op: bool) -> Work:
-        def run(ranks: list[list[Tensor]]) -> None:
-            total = sum(one.double() for (one,) in ranks)
-            for index, (one,) in enumerate(ranks):
-                one.copy_(total) if index == group_dst else one.fill_(NAN)
-
-        return self._start(group, [tensor], run)
-
-    def broadcast(self, tensor: Any, *, group: Group, group_src: int, async_op: bool) -> Work:
-        def run(ranks: list[list[Tensor]]) -> None:
-            for (one,) in ranks:
-                one.copy_(ranks[group_src][0])
-
-        return self._start(group, [tensor], run)
-
-    def reduce_scatter(self, share: Any, tensor: Any, *, group: Group, async_op: bool) -> Work:
-        def run(ranks: list[list[Tensor]]) -> None:
-            total = sum(one.double() for _, one in ranks)
-            for (own, one), part in zip(ranks, total.chunk(len(ranks)), strict=True):
-                one.fill_(NAN)
-                own.copy_(part)
-
-        return self._start(group, [share, tensor], run)
-
-    def all_to_all(self, shares: Any, tensor: Any, *, group: Group, async_op: bool) -> Work:
-        def run(ranks: list[list[Tensor]]) -> None:
-            parts = [one.chunk(len(ranks)) for _, one in ranks]
-            for index, (received, _) in enumerate(ranks):
-                received.copy_(torch.cat([part[index] for part in parts]))
-
-        return self._start(group, [shares, tensor], run)
-
-    def all_gather(self, tensor: Any, share: Any, *, group: Group, async_op: bool) -> Work:
-        def run(ranks: list[list[Tensor]]) -> None:
-            total = torch.cat([own for _, own in ranks])
-            for one, _ in ranks:
-                one.copy_(total)
-
-        return self._start(group, [tensor, share], run)
 
     def exchange(self, messages: list[Message]) -> list[Work]:
         """Sends leave when the stream reaches them; receives wait for what was sent."""
@@ -257,3 +199,45 @@ class Nccl:
             receive, lambda: all(group.mail[peer, me] for _, peer in receives), stream=stream
         )
         return [Work(self, stream.mark(), [m.tensor for m in messages])]
+
+
+# --- collectives: each gets the tensors of each rank, in the order of the group ----------------
+
+
+def total(ranks: list[list[Tensor]]) -> Any:
+    return sum(one.double() for *_, one in ranks)
+
+
+def all_reduce(ranks: list[list[Tensor]]) -> None:
+    everything = total(ranks)
+    for (one,) in ranks:
+        one.copy_(everything)
+
+
+def reduce(root: int, ranks: list[list[Tensor]]) -> None:
+    everything = total(ranks)
+    for index, (one,) in enumerate(ranks):
+        one.copy_(everything) if index == root else one.fill_(NAN)
+
+
+def broadcast(root: int, ranks: list[list[Tensor]]) -> None:
+    for (one,) in ranks:
+        one.copy_(ranks[root][0])
+
+
+def reduce_scatter(ranks: list[list[Tensor]]) -> None:
+    for (own, one), part in zip(ranks, total(ranks).chunk(len(ranks)), strict=True):
+        one.fill_(NAN)
+        own.copy_(part)
+
+
+def all_to_all(ranks: list[list[Tensor]]) -> None:
+    parts = [one.chunk(len(ranks)) for _, one in ranks]
+    for index, (received, _) in enumerate(ranks):
+        received.copy_(torch.cat([part[index] for part in parts]))
+
+
+def all_gather(ranks: list[list[Tensor]]) -> None:
+    everything = torch.cat([own for _, own in ranks])
+    for one, _ in ranks:
+        one.copy_(everything)

@@ -77,23 +77,14 @@ def shared_norm():
 
 @dataclass
 class Feature:
-    """One of DDP's features.
-
-    Attributes:
-        model: Makes the network.
-        options: Those of DDP.
-        run: What is called in place of DDP.
-        micro_batches: Backward passes per step; all but the last are without synchronization.
-        bucket_bytes: Size of DDP's buckets.
-        optimizer: Makes what updates the parameters after each step; None leaves them.
-    """
+    """One of DDP's features."""
 
     model: Callable[[], nn.Module] = layers
-    options: dict[str, Any] = field(default_factory=dict)
-    run: Callable[[nn.Module], Any] = lambda ddp: ddp
-    micro_batches: int = 1
+    options: dict[str, Any] = field(default_factory=dict)  # those of DDP
+    run: Callable[[nn.Module], Any] = lambda ddp: ddp  # what is called in place of DDP
+    micro_batches: int = 1  # backward passes per step; all but the last without synchronization
     bucket_bytes: int = 20_000
-    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None  # None leaves the parameters
 
 
 FEATURES = {

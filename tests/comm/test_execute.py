@@ -4,10 +4,9 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from largebatch.comm import Rule, Topology, execute
-from largebatch.comm.algorithms import Phased, through_memory
+from largebatch.comm.algorithms import Phased
 from largebatch.comm.execute import _pipelined
 from largebatch.comm.node_memory import LARGEST_BYTES
 
@@ -74,25 +73,3 @@ def test_a_chunk_in_shared_memory_is_no_longer_than_its_limit(ranks, chunk_bytes
     assert sum(sizes) == tensor.numel()
     assert all(size % ranks == 0 for size in sizes[:-1])
     assert limit - 4 * ranks < max(sizes) * 4 <= limit
-
-
-class Allocations(TorchDispatchMode):
-    """Counts the tensors that are allocated empty."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += "empty" in func.name()
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("dtype", "allocated"), [(torch.float64, 0), (torch.bfloat16, 3)], ids=str)
-def test_only_half_precision_is_summed_in_memory_of_its_own(dtype, allocated):
-    own, *others = torch.randn(3, 70_000).to(dtype)
-    out = torch.empty_like(own)
-    with Allocations() as allocations:
-        through_memory._sum(own, others, out)
-    assert allocations.count == allocated
-    wide = torch.promote_types(dtype, torch.float32)
-    expected = own.to(wide) + others[0].to(wide) + others[1].to(wide)
-    assert torch.equal(out, expected.to(dtype))

@@ -19,7 +19,6 @@ from largebatch.comm import (
     fused_bytes,
     hook,
     register,
-    segments_between,
 )
 from tests.ranks import run_ranks
 
@@ -27,6 +26,7 @@ from tests.ranks import run_ranks
 def test_small_tensors_are_pooled_and_large_ones_are_not():
     sizes = [10, 20, 500, 30, 50, 10, 100, 40]
     assert fused_bytes(sizes, 100) == (30, 500, 90, 100, 40)
+    assert fused_bytes([60, 40, 10], 100) == (100, 10)  # full at the threshold itself
     assert fused_bytes([], 100) == ()
 
 
@@ -43,14 +43,6 @@ def test_every_tensor_is_in_exactly_one_segment(sizes, threshold):
         if segment < threshold:  # it is closed by a large tensor, or the end
             assert not left or left[0] >= threshold
     assert not left
-
-
-def test_cuts_between_layers_give_segment_sizes_in_backward_order():
-    assert segments_between([1, 2, 3, 4, 5], [2]) == (12, 3)
-    assert segments_between([1, 2, 3, 4, 5], [1, 4]) == (5, 9, 1)
-    for cuts in ([0], [5], [3, 3], [4, 2]):
-        with pytest.raises(ValueError, match="cuts must ascend between 1 and 4"):
-            segments_between([1, 2, 3, 4, 5], cuts)
 
 
 def test_segments_are_saved_and_loaded(tmp_path):
@@ -101,7 +93,7 @@ def buckets_of_each(cases):
 def test_ddp_has_the_buckets_of_the_plan():
     small, large = [1000, 2000, 3000, 4000, 5000, 600], [200_000, 300_000, 100_000]
     bytes_ = [4 * size for size in small]
-    two = Plan((Rule("leader"),), segments=segments_between(bytes_, [2]))
+    two = Plan((Rule("leader"),), segments=(sum(bytes_[2:]), sum(bytes_[:2])))
     paper = Plan((Rule("ring"),), segments=fused_bytes(bytes_[::-1], 4 * 2500))
     default, larger = Plan.single(), Plan.single(fusion_threshold_bytes=26 * 2**20)
     assert default.ddp_options() == {}  # DDP's own first bucket has 1 MiB
@@ -110,14 +102,3 @@ def test_ddp_has_the_buckets_of_the_plan():
     )
     expected = [[12600, 3000], [600, 5000, 4000, 3000, 3000], [400_000, 200_000], [600_000]]
     assert found == [expected] * 2
-
-
-def test_segments_are_refused_by_a_torch_without_bucket_cap_mb_list(monkeypatch):
-    class Old:
-        def __init__(self, module, bucket_cap_mb=None):
-            pass
-
-    monkeypatch.setattr("largebatch.comm.plan.DistributedDataParallel", Old)
-    assert Plan.single(fusion_threshold_bytes=2**20).ddp_options() == {"bucket_cap_mb": 1.0}
-    with pytest.raises(PlanError, match=r"segments: .* of torch .* has no bucket_cap_mb_list"):
-        Plan((Rule("ring"),), segments=(5,)).ddp_options()

@@ -135,20 +135,17 @@ def test_a_plan_that_cannot_deadlock_is_not_refused(nccl, case):
 
 @pytest.mark.parametrize(
     ("value", "ordered"),
-    [("0x1", True), ("2", True), ("0", False), ("", False), ("true", False)],
+    [("0x1", True), ("2", True), ("0", False), ("", False), ("true", False), (None, True)],
 )
-def test_the_variable_is_read_as_by_nccl(monkeypatch, value, ordered):
-    monkeypatch.setenv(VARIABLE, value)
+def test_the_variable_is_read_as_by_nccl_and_a_value_of_the_user_is_kept(
+    monkeypatch, value, ordered
+):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+        assert launches_are_ordered() is ordered
+    order_launches()
     assert launches_are_ordered() is ordered
-
-
-def test_a_value_of_the_user_is_kept(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "0")
-    order_launches()
-    assert not launches_are_ordered()
-    monkeypatch.delenv(VARIABLE)
-    order_launches()
-    assert launches_are_ordered()
 
 
 @pytest.fixture

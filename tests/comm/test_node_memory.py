@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -14,52 +14,25 @@ import torch.distributed as dist
 
 from largebatch.comm import Rule, Topology, all_reduce, node_memory
 from tests.comm import wire
-from tests.ranks import CONTEXT, run_ranks
+from tests.comm.failure.started import started
+from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow("runs four ranks")
+four = pytest.mark.slow("runs four ranks")
 
 LEADER = Rule("leader", chunk_bytes=100_000)
+ELEMENTS = 10**6  # 4 MB
 
 
 def layout(nodes, **options):
     return Topology(nodes, dist.get_rank(), **options)
 
 
-def sizes_of_memories(nodes):
-    memory = layout(nodes).groups.memory
-    return None if memory is None else (memory.rank, memory.size)
-
-
-# Layouts of four ranks, and the rank in the node and its size by rank.
-SIZES = {
-    ((0, 1), (2, 3)): [(0, 2), (1, 2), (0, 2), (1, 2)],
-    ((0, 1, 3), (2,)): [(0, 3), (1, 3), (0, 1), (2, 3)],
-    ((0,), (1,), (2,), (3,)): [None] * 4,
-}
-
-
-def bytes_over_tcp(nodes, rule, **options):
-    """Sum 4 MB on all ranks; return whether it is right, and the bytes inside nodes and across."""
-    topology = layout(nodes, **options)
-    node = {rank: index for index, ranks in enumerate(nodes) for rank in ranks}
-    tensor = torch.ones(10**6)
-    all_reduce(tensor, topology, rule)
-    dist.barrier()
-    before = wire.received()
-    dist.barrier()
-    all_reduce(tensor, topology, rule)
-    sent = wire.between_ranks(before)
-    intra = sum(n for (a, b), n in sent.items() if node[a] == node[b])
-    right = bool((tensor == topology.world_size**2).all())
-    return right, intra, sum(sent.values()) - intra
-
-
 def some_cannot_share(nodes, deaf):
     """Let a rank be unable to reach the others, as if it ran on another machine."""
-    if dist.get_rank() != deaf:
-        return bytes_over_tcp(nodes, LEADER)
-    with mock.patch.object(node_memory, "_opened", return_value=None):
-        return bytes_over_tcp(nodes, LEADER)
+    is_deaf = dist.get_rank() == deaf
+    unable = mock.patch.object(node_memory, "_opened", return_value=None)
+    with unable if is_deaf else nullcontext():
+        return wire.sent_by(LEADER, layout(nodes), ELEMENTS)
 
 
 RULES = [LEADER, Rule("leader"), Rule("hierarchical", chunk_bytes=100_000), Rule("torus")]
@@ -67,14 +40,13 @@ RULES = [LEADER, Rule("leader"), Rule("hierarchical", chunk_bytes=100_000), Rule
 
 def on_four_ranks():
     nodes = ((0, 1), (2, 3))
-    sizes = {each: sizes_of_memories(each) for each in SIZES}
-    by_rule = [bytes_over_tcp(nodes, rule) for rule in RULES]
-    declined = bytes_over_tcp(nodes, LEADER, shared_memory=False)
+    by_rule = [wire.sent_by(rule, layout(nodes), ELEMENTS) for rule in RULES]
+    declined = wire.sent_by(LEADER, layout(nodes, shared_memory=False), ELEMENTS)
     unable = some_cannot_share(nodes, 3)
     for each in (nodes, ((0, 1, 2), (3,))):
         mixed_sizes(each)
     dist.barrier()  # else a fast rank could exit while others still connect
-    return sizes, by_rule, declined, unable
+    return by_rule, declined, unable
 
 
 @pytest.fixture(scope="module")
@@ -83,25 +55,14 @@ def four_ranks():
     return run_ranks(4, on_four_ranks)
 
 
-def test_the_ranks_of_a_node_share_memory(four_ranks):
-    for rank, (sizes, *_) in enumerate(four_ranks):
-        assert sizes == {nodes: expected[rank] for nodes, expected in SIZES.items()}
-
-
+@four
 def test_only_signals_and_what_crosses_between_nodes_are_sent_as_messages(four_ranks):
-    for _, by_rule, *_ in four_ranks:
-        for right, intra, inter in by_rule:
-            assert right
+    """Unless memory is declined, or ranks of one node are on different machines."""
+    for by_rule, *without in four_ranks:
+        for intra, inter, _ in by_rule:
             assert intra < 100_000
             assert inter == pytest.approx(2 * 4e6, rel=0.05)  # each node sends and receives 4 MB
-
-
-def test_messages_are_sent_if_it_is_declined_or_ranks_of_one_node_are_on_different_machines(
-    four_ranks,
-):
-    for _, _, *without in four_ranks:
-        for right, intra, _ in without:
-            assert right
+        for intra, *_ in without:
             assert intra > 10**7
 
 
@@ -125,39 +86,75 @@ def mixed_sizes(nodes):
 
 
 def sum_until_killed(rank, folder, doomed):
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3
-    )  # fmt: skip
     topology = Topology.of(3, 3, rank)
     tensor = torch.ones(10**6)
     try:
         for step in range(10**6):
             all_reduce(tensor, topology, LEADER)
             if step == 3:
-                (Path(folder) / f"running-{rank}").touch()
+                (folder / f"running-{rank}").touch()
                 if rank == doomed:
                     os.kill(os.getpid(), signal.SIGKILL)
     except RuntimeError:
-        (Path(folder) / f"noticed-{rank}").touch()
+        (folder / f"noticed-{rank}").touch()
         os._exit(3)
 
 
+@four
 def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
-    folder = str(tmp_path)
-    ranks = [CONTEXT.Process(target=sum_until_killed, args=(rank, folder, 1)) for rank in range(3)]
-    for process in ranks:
-        process.start()
-    deadline = time.monotonic() + 120
-    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
-        for process in ranks:
-            with suppress(OSError):  # it has ended
-                maps = Path(f"/proc/{process.pid}/maps").read_text()
-                assert "/dev/shm/" not in maps, "memory has a name, which could outlive the job"
-        time.sleep(0.05)
-    for process in ranks:
-        process.join(1)
+    with started(3, sum_until_killed, tmp_path, 1) as ranks:
+        deadline = time.monotonic() + 120
+        while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+            for process in ranks:
+                with suppress(OSError):  # it has ended
+                    maps = Path(f"/proc/{process.pid}/maps").read_text()
+                    assert "/dev/shm/" not in maps, "memory has a name, which could outlive the job"
+            time.sleep(0.05)
     # The ranks that were not killed have noticed by a failed collective, and not by a wrong sum.
     assert [process.exitcode for process in ranks] == [3, -signal.SIGKILL, 3]
     assert {path.name for path in tmp_path.glob("noticed-*")} == {"noticed-0", "noticed-2"}
+
+
+# --- memory that cannot be set up leaves no descriptor -------------------------------------
+
+
+@pytest.fixture
+def shared():
+    file = node_memory._new_file()
+    os.pwrite(file, b"a token", 0)
+    yield file
+    os.close(file)
+
+
+def test_only_the_file_that_was_made_for_it_is_opened(shared, tmp_path):
+    """The rank may be on another machine, where the process is another one, or none."""
+    opened = node_memory._opened(os.getpid(), shared, b"a token")
+    assert os.path.sameopenfile(shared, opened)
+    os.close(opened)
+    before = len(os.listdir("/proc/self/fd"))
+    with open(tmp_path / "other", "wb+") as other:
+        other.write(b"a token")
+        other.flush()
+        assert node_memory._opened(os.getpid(), other.fileno(), b"a token") is None
+    assert node_memory._opened(os.getpid(), shared, b"another") is None
+    assert node_memory._opened(2**22 + 1, shared, b"a token") is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_that_a_rank_cannot_open_is_closed_by_all(rank):
+    said = []
+
+    def all_reduce(able, *_, **__):
+        said.append(able.item())
+        able.zero_()  # as the other rank could not open it
+
+    def broadcast(told, **_):
+        told[0] = told[0] or (2**22 + 1, 3, b"a token")
+
+    before = os.listdir("/proc/self/fd")
+    fake = {"broadcast_object_list": broadcast, "all_reduce": all_reduce}
+    with mock.patch.multiple(dist, get_rank=lambda _: rank, **fake):
+        assert node_memory.connect(mock.sentinel.filled, mock.sentinel.summed) is None
+    assert said == [rank == 0]
+    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -66,7 +66,10 @@ def refusals_of_a_second_model():
     check(first)
     del first, second
     check(wrapped(network(1), state))
-    return lines
+    start = "state: one PlanState is registered with two models, "
+    end = "; valid: a PlanState(plan) of its own for each"
+    assert all(line.startswith(start) and line.endswith(end) for line in lines), lines
+    assert {"Linear", "Sequential"} <= {*lines[-1].replace(";", " ").split()}
 
 
 def one_model_in_many_wrappers():
@@ -106,7 +109,8 @@ def refusal_in_join_of_a_second_wrapper():
     train(ddp)
     ddp = wrapped(module, state)
     train(ddp)
-    return refusal(lambda: uneven(ddp, divide_by_initial_world_size=False))
+    line = refusal(lambda: uneven(ddp, divide_by_initial_world_size=False))
+    assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
 
 
 def refusal_of_a_model_that_is_frozen():
@@ -117,18 +121,7 @@ def refusal_of_a_model_that_is_frozen():
     line = refusal(train, ddp)
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
-    return line
-
-
-def in_a_second_process_group(folder):
-    state, module = PlanState(PLAN), network()
-    rank = dist.get_rank()
-    check(wrapped(module, state))
-    dist.destroy_process_group()
-    store, timeout = f"file://{folder}/store", timedelta(seconds=60)
-    dist.init_process_group("gloo", store, timeout, 2, rank)
-    check(wrapped(module, state))
-    state.connect()
+    assert line.startswith("process_group: DistributedDataParallel has 1 ranks")
 
 
 def is_served(port):
@@ -161,6 +154,7 @@ def with_process_groups_at_ports(ports):
         for turn, port in enumerate(ports):
             start(port)
             check(wrapped(module, state))
+            state.connect()  # does nothing
             threads = [t for t in threading.enumerate() if t.name == "largebatch-beats"]
             assert len(threads) == 1
             if turn and dist.get_rank() == 0:
@@ -231,27 +225,17 @@ def nothing_is_left_behind():
         wait_until_nothing_is_held()
 
 
-def with_one_process_group(folder):
-    lines = refusals_of_a_second_model()
+def with_one_process_group():
+    refusals_of_a_second_model()
     one_model_in_many_wrappers()
     other_models_after_the_first_has_gone()
-    in_join, frozen = refusal_in_join_of_a_second_wrapper(), refusal_of_a_model_that_is_frozen()
+    refusal_in_join_of_a_second_wrapper()
+    refusal_of_a_model_that_is_frozen()
     nothing_is_left_behind()
-    in_a_second_process_group(folder)
-    return lines, in_join, frozen
 
 
-def test_a_state_serves_its_model_in_each_wrapper_and_no_second_model(tmp_path):
-    expected = "state: one PlanState is registered with two models, "
-    for lines, in_join, frozen in run_ranks(2, with_one_process_group, tmp_path):
-        assert len(lines) == 3
-        for line in lines:
-            assert line.startswith(expected)
-            assert line.endswith("; valid: a PlanState(plan) of its own for each")
-        names = lines[-1].removeprefix(expected).partition(";")[0]
-        assert sorted(names.split(" and ")) == ["Linear", "Sequential"]
-        assert in_join.startswith("divide_by_initial_world_size: False in join, but a plan")
-        assert frozen.startswith("process_group: DistributedDataParallel has 1 ranks")
+def test_a_state_serves_its_model_in_each_wrapper_and_no_second_model():
+    run_ranks(2, with_one_process_group)
 
 
 def with_stores_at_ports(folder, ports):

@@ -1,13 +1,10 @@
 """Plans choose a rule by message size, and are saved, loaded and checked."""
 
 import json
-from unittest import mock
 
 import pytest
-import torch.distributed as dist
 
-from largebatch.comm import Plan, PlanError, Rule, Topology
-from largebatch.comm import topology as layout
+from largebatch.comm import Plan, PlanError, Rule
 
 
 def test_a_message_takes_the_first_rule_that_is_large_enough():
@@ -79,24 +76,3 @@ def test_an_invalid_file_is_refused_by_name(tmp_path, content, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(PlanError, match=r"none.json: No such file"):
         Plan.load(tmp_path / "none.json")
-
-
-@pytest.mark.parametrize(
-    ("rule", "shared"),
-    [
-        (Rule("hierarchical"), True),
-        (Rule("torus", shape=(4, 2)), True),
-        (Rule("torus", shape=(2, 4)), False),
-        (Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"), False),
-        (Rule("ring"), False),
-    ],
-    ids=str,
-)
-def test_memory_is_shared_only_for_rules_that_use_it(rule, shared):
-    with (
-        mock.patch.object(dist, "get_backend", return_value="gloo"),
-        mock.patch.object(layout, "group_of_rank"),
-        mock.patch.object(layout, "connect") as connect,
-    ):
-        Plan((rule,)).connect(Topology.of(8, 4))
-    assert connect.called == shared

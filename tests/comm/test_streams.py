@@ -11,7 +11,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from largebatch.comm import ALGORITHMS, Plan, PlanState, Rule, all_reduce
-from largebatch.comm.algorithms import Phased
 from largebatch.comm.execute import _Lanes
 from largebatch.comm.fsdp2 import _average_shard
 from tests.comm.nccl import Nccl
@@ -101,31 +100,6 @@ def test_sums_of_two_callers_on_streams_of_their_own_are_right(seed, wire):
     """The lanes are shared, so that the second caller is given memory that the first has used."""
     rule = rule_of("hierarchical", wire, 3, 97, 2)
     assert not wrong_sums(seed, ONE_NODE, rule, 97, messages=4, streams=2)
-
-
-class Spendthrift(Phased):
-    """Writes new memory in each phase and reads it at the end."""
-
-    name, traffic = "spendthrift", None
-
-    def phases(self, tensor, topology):
-        held = []
-        for phase in ALGORITHMS["leader"].phases(tensor, topology):
-            held.append(torch.ones_like(tensor))
-            yield phase
-        for ones in held:
-            tensor.mul_(ones)
-
-
-@settings(max_examples=5, phases=GENERATE)
-@given(schedules, st.sampled_from([ONE_NODE, TWO_NODES]))
-def test_a_phase_may_allocate_memory(seed, nodes):
-    ALGORITHMS[Spendthrift.name] = Spendthrift()
-    try:
-        rule = Rule(Spendthrift.name, wire_dtype="bf16", chunk_bytes=24)
-        assert not wrong_sums(seed, nodes, rule, 96)
-    finally:
-        del ALGORITHMS[Spendthrift.name]
 
 
 def bucket_of(buffer, index):

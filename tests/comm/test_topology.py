@@ -1,7 +1,6 @@
 """The layout of ranks on nodes, how it is found, and the process groups made from it."""
 
 import os
-import time
 from datetime import timedelta
 from itertools import pairwise
 
@@ -33,13 +32,6 @@ def test_consecutive_ranks_share_a_node():
 def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
     with pytest.raises(TopologyError, match=r"^ranks_per_node: 6 ranks .* 4; valid: 1, 2, 3, 6"):
         Topology.of(6, 4)
-
-
-def test_unequal_nodes_have_no_common_size():
-    found = Topology(((0, 1, 2), (3, 4)), rank=4)
-    assert (found.node, found.local_rank, found.world_size) == (1, 1, 5)
-    with pytest.raises(TopologyError, match=r"^algorithm: nodes have 3, 2 ranks"):
-        _ = found.ranks_per_node
 
 
 @given(
@@ -177,34 +169,14 @@ PARTS = [[[3, 0], [1], [2]], [[2, 1, 0], [3]], [[3, 1]], [[2, 0]]]
 # Since torch 2.15.
 SPLITS_GLOO = "Gloo" in str(dist.split_group.__doc__)
 needs_split = pytest.mark.skipif(not SPLITS_GLOO, reason="this torch splits NCCL only")
-MEMBERS = {
-    2: [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]],
-    1: [[None, [0, 1, 2, 3]]] * 4,
-    4: [[[0, 1, 2, 3], None]] * 4,
-    None: [[[0, 1, 2, 3], None]] * 4,
-}
 
 
-def members():
-    found = {}
-    for ranks_per_node in MEMBERS:
-        groups = Topology.from_environment(ranks_per_node).groups
-        assert ranks_of(groups.world) == [0, 1, 2, 3]
-        assert dist.group.WORLD not in (groups.world, groups.intra, groups.inter)
-        found[ranks_per_node] = [ranks_of(groups.intra), ranks_of(groups.inter)]
-    dist.barrier()  # else a fast rank could exit while others still connect
-    return found
-
-
-def test_groups_inside_and_across_nodes():
-    for rank, found in enumerate(run_ranks(4, members)):
-        assert found == {size: by_rank[rank] for size, by_rank in MEMBERS.items()}
-
-
-def sums_and_members():
+def sums_and_members(split):
     """Each algorithm's sum of 1 + rank over all ranks, and the ranks in a group of each part."""
-    topology._splits = lambda: True
-    del dist.new_group
+    if split:
+        topology._splits = lambda: True
+        del dist.new_group
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), dist.group.WORLD)
     sums = {}
     for nodes in (TWO_BY_TWO, UNEQUAL):
         layout = Topology(nodes, dist.get_rank())
@@ -213,46 +185,29 @@ def sums_and_members():
                 data = torch.arange(1.0, 8.0) * (1 + dist.get_rank())
                 algorithm.all_reduce(data, layout)
                 sums[name, nodes] = data.tolist()
+    layout = Topology(TWO_BY_TWO, dist.get_rank())
+    grid, own = layout.grid((4, 1)), layout.groups
+    made = [own.intra, own.inter, own.world, grid.row]
+    assert dist.group.WORLD not in made
+    assert grid.column is None
+    limits = {g._get_backend(torch.device("cpu")).options._timeout for g in made}
+    assert limits == {timedelta(seconds=77)}
     found = [ranks_of(group_of_rank(parts)) for parts in PARTS]
-    dist.barrier()
-    return sums, found
+    dist.barrier()  # else a fast rank could exit while others still connect
+    return sums, [ranks_of(group) for group in made], found
 
 
 @pytest.mark.slow("starts four ranks")
-@needs_split
-def test_algorithms_sum_over_groups_that_are_split_off():
-    for rank, (sums, members) in enumerate(run_ranks(4, sums_and_members)):
-        assert len(sums) == 2 * len(ALGORITHMS) - 2
-        for case, found in sums.items():
-            assert found == [10.0 * i for i in range(1, 8)], case
-        for parts, found in zip(PARTS, members, strict=True):
-            part = next((sorted(part) for part in parts if rank in part), [])
-            assert found == (part if len(part) > 1 else None)
-
-
-def wait_for_a_rank_that_does_not_come(split):
-    if split:
-        topology._splits = lambda: True
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), dist.group.WORLD)
-    layout = Topology.from_environment(1)
-    groups = [layout.groups.inter, layout.groups.world, layout.grid((2, 1)).row]
-    limits = [g._get_backend(torch.device("cpu")).options._timeout for g in groups]
-    assert limits == [timedelta(seconds=1)] * 3
-    store = dist.distributed_c10d._get_default_store()
-    if dist.get_rank() == 1:
-        store.wait(["rank 0 has given up"], timedelta(seconds=50))
-        return 0
-    start = time.monotonic()
-    with pytest.raises(RuntimeError):
-        dist.all_reduce(torch.ones(1), group=layout.groups.inter)
-    store.set("rank 0 has given up", "")
-    return time.monotonic() - start
-
-
-@pytest.mark.slow("starts two ranks, one of which waits a second for the other")
 @pytest.mark.parametrize(
     "split", [False, pytest.param(True, marks=needs_split)], ids=["one by one", "split"]
 )
-def test_groups_take_the_timeout_of_the_default_group(split):
-    waited, _ = run_ranks(2, wait_for_a_rank_that_does_not_come, split)
-    assert 0.9 < waited < 20
+def test_algorithms_sum_over_groups_that_have_the_timeout_of_the_default_group(split):
+    for rank, (sums, made, members) in enumerate(run_ranks(4, sums_and_members, split)):
+        assert len(sums) == 2 * len(ALGORITHMS) - 2
+        for case, found in sums.items():
+            assert found == [10.0 * i for i in range(1, 8)], case
+        node = TWO_BY_TWO[rank // 2]
+        assert made == [[*node], [rank % 2, rank % 2 + 2], [0, 1, 2, 3], [0, 1, 2, 3]]
+        for parts, found in zip(PARTS, members, strict=True):
+            part = next((sorted(part) for part in parts if rank in part), [])
+            assert found == (part if len(part) > 1 else None)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections import Counter
 
+import torch
 import torch.distributed as dist
+
+from largebatch.comm import Rule, Topology, all_reduce
 
 # tcpi_bytes_received in Linux's struct tcp_info: bytes of payload.
 _RECEIVED = 128
@@ -28,12 +32,31 @@ def _connections() -> dict[tuple[int, int], int]:
     return counted
 
 
-def received() -> dict[tuple[int, int], int]:
-    """Bytes that this rank has received so far, by connection."""
-    return _connections()
+def sent_by(rule: Rule, topology: Topology, elements: int) -> tuple[int, int, int]:
+    """Bytes that an all-reduce of ones sends inside nodes, between them, and on the busiest link.
+
+    A link is what leaves a node, or enters it. Every rank must call it.
+    """
+    tensor = torch.ones(elements)
+    all_reduce(tensor, topology, rule)  # connects
+    dist.barrier()
+    before = _connections()
+    dist.barrier()
+    all_reduce(tensor, topology, rule)
+    assert (tensor == topology.world_size**2).all()
+    node = {rank: index for index, ranks in enumerate(topology.nodes) for rank in ranks}
+    intra, links = 0, Counter[tuple[str, int]]()
+    for (sender, receiver), size in _between_ranks(before).items():
+        if node[sender] == node[receiver]:
+            intra += size
+        else:
+            links["out", node[sender]] += size
+            links["in", node[receiver]] += size
+    dist.barrier()
+    return intra, links.total() // 2, max(links.values(), default=0)
 
 
-def between_ranks(before: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+def _between_ranks(before: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     """Bytes received since ``before``, by (sender, receiver), the same on all ranks.
 
     Every rank calls it when it has received its messages. The messages of this function itself are

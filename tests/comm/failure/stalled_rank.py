@@ -1,4 +1,4 @@
-"""One of three ranks that make steps of an all-reduce; run as a program, or by its main().
+"""One of three ranks that make steps of an all-reduce; run as a program, or by make_steps().
 
     python stalled_rank.py RANK HOST PORT FOLDER
 
@@ -31,10 +31,14 @@ def main(rank, host, port, folder):
         time.sleep(600)
         del server
     torch.set_num_threads(1)
-    said = open(Path(folder) / f"said-{rank}", "a", buffering=1)  # noqa: SIM115
     store = dist.TCPStore(host, port, 3, False)
     timeout = timedelta(minutes=10)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
+    make_steps(rank, folder)
+
+
+def make_steps(rank, folder):
+    said = open(Path(folder) / f"said-{rank}", "a", buffering=1)  # noqa: SIM115
 
     def end(line):
         said.write(f"ended {line}\n")

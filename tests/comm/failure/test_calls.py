@@ -1,10 +1,12 @@
-"""What a rank does with a failure: watches, errors and roll calls, within one process."""
+"""What a rank does with a failure: watches, errors, roll calls and new attempts, in one process."""
 
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torch.futures import Future
 
 from largebatch.comm import CollectiveError, StallWatch, missing_ranks_named
 from largebatch.comm.failure import roll, roll_call
+from largebatch.comm.failure.rendezvous import store_of_attempt
 from largebatch.comm.failure.roll import RollCall
 
 
@@ -164,6 +167,7 @@ def hang(side):
         (None, {"is_inquiry": True}, [2]),
         (roll.LEFT, {}, [2]),  # the collective fails because that rank takes no part any more
         (roll.LEFT, {"is_inquiry": True}, []),
+        (roll.LEFT, {"is_terminated": True}, []),
         ("terminated", {"is_terminated": True}, []),
         ("failed", {"is_terminated": True}, [2]),
     ],
@@ -205,19 +209,6 @@ def test_one_rank_is_the_first_of_each_thing(ranks):
     assert ranks[1].is_first("b")
 
 
-class Hung:
-    """A store whose host cannot be reached."""
-
-    def check(self, keys):
-        threading.Event().wait()
-
-
-def test_a_call_ends_when_the_store_does_not_answer(ranks):
-    ranks[0]._asking = Hung()
-    # The second call finds the first one still waiting for the store.
-    assert [ranks[0].call(grace_seconds=0.1) for _ in range(2)] == [None, None]
-
-
 HOST = """
 import sys, time
 import torch.distributed as dist
@@ -234,7 +225,8 @@ def test_a_rank_ends_while_its_call_waits_for_a_host_that_hangs(monkeypatch):
         store = dist.TCPStore("127.0.0.1", int(host.stdout.readline()), 2, False)
         rank = RollCall(store, 0, 2)
         host.send_signal(signal.SIGSTOP)
-        assert rank.call(grace_seconds=0.1) is None
+        # The second call finds the first one still waiting for the store.
+        assert [rank.call(grace_seconds=0.1) for _ in range(2)] == [None, None]
         ending = threading.Thread(target=rank.end, daemon=True)
         ending.start()
         ending.join(20)
@@ -242,3 +234,31 @@ def test_a_rank_ends_while_its_call_waits_for_a_host_that_hangs(monkeypatch):
     finally:
         host.kill()
         host.wait()
+
+
+# --- each attempt of a job gets a store of its own -----------------------------------------
+
+TIMEOUT = timedelta(seconds=20)
+
+
+def clients(world_size):
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    return server, [dist.TCPStore("127.0.0.1", server.port, None, False) for _ in range(world_size)]
+
+
+def test_attempts_see_only_their_own_keys():
+    server, stores = clients(4)
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(3):
+            made = list(pool.map(lambda r: store_of_attempt(stores[r], r, 4, TIMEOUT), range(4)))
+            assert not any(store.check(["address"]) for store in made)
+            made[turn].set("address", str(turn))
+            assert [store.get("address") for store in made] == [str(turn).encode()] * 4
+    del server
+
+
+def test_the_timeout_error_names_the_missing_ranks():
+    server, stores = clients(1)
+    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not arrive within 0:00:01"):
+        store_of_attempt(stores[0], 0, 3, timedelta(seconds=1))
+    del server

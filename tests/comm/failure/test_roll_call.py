@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -21,7 +22,8 @@ from largebatch.comm import (
     register,
 )
 from largebatch.comm.failure.roll_call import describe_missing_ranks
-from tests.ranks import CONTEXT, torchrun
+from tests.comm.failure.started import started
+from tests.ranks import CONTEXT
 
 pytestmark = pytest.mark.slow("kills ranks and waits for the others to notice")
 
@@ -63,34 +65,19 @@ def messages(world_size, function, *args):
 
     An error that is a CollectiveError begins with ``CollectiveError: ``.
     """
-    store = dist.TCPStore("127.0.0.1", 0, world_size, True, wait_for_workers=False)
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    processes = [
-        CONTEXT.Process(target=_rank, args=(rank, world_size, store.port, sender, function, args))
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    sender.close()
+    reporting = started(
+        world_size, _report, sender, function, args, timeout_seconds=TIMEOUT_SECONDS
+    )
     raised = {}
-    try:
+    with reporting, suppress(EOFError):  # all have ended
+        sender.close()
         while receiver.poll(2 * TIMEOUT_SECONDS):
-            rank, message, seconds = receiver.recv()
-            raised[rank] = message, seconds
-    except EOFError:  # all have ended
-        pass
-    for process in processes:
-        process.kill()
-        process.join()
+            rank, *raised[rank] = receiver.recv()
     return raised
 
 
-def _rank(rank, world_size, port, sender, function, args):
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size, False)
-    timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+def _report(rank, sender, function, args):
     start = time.monotonic()
     try:
         function(*args)
@@ -140,51 +127,3 @@ def test_a_late_rank_is_not_reported_as_missing():
     assert not message.startswith("CollectiveError")
     assert "did not answer" not in message
     assert "imed out" in message
-
-
-SCRIPT = """
-import os, signal
-from datetime import timedelta
-import torch, torch.distributed as dist
-from largebatch.comm import CollectiveError, Rule, Topology, all_reduce, missing_ranks_named
-from largebatch.comm import rendezvous
-
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when a rank has ended
-rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group(
-    "gloo",
-    store=rendezvous(),
-    rank=rank,
-    world_size=world_size,
-    timeout=timedelta(seconds=40),
-)
-topology = Topology.from_environment(ranks_per_node=1)
-first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-try:
-    with missing_ranks_named():
-        for turn in range(20):
-            if first and turn == 3 and topology.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            tensor = torch.ones(1000)
-            all_reduce(tensor, topology, Rule("ring"))
-            assert (tensor == 3).all()
-except CollectiveError as error:
-    print(f"CollectiveError: {error}\\n", end="", flush=True)
-    raise
-dist.destroy_process_group()
-print(f"rank {topology.rank} finished\\n", end="")
-"""
-
-
-def test_the_job_succeeds_after_a_restart_by_torchrun(tmp_path):
-    (tmp_path / "job.py").write_text(SCRIPT)
-    out = tmp_path / "out"
-    job = torchrun(tmp_path / "job.py", [], out, ranks=3, restarts=1)
-    job.join(170)
-    said = out.read_text()
-    assert job.exitcode == 0, said[-3000:]
-    finished = sorted(line for line in said.splitlines() if line.endswith("finished"))
-    assert finished == [f"rank {rank} finished" for rank in range(3)]
-    for rank in (0, 2):
-        assert f"CollectiveError: rank {rank}: " in said
-    assert "rank 1 did not answer within" in said

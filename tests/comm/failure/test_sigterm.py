@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from datetime import timedelta
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from largebatch.comm import missing_ranks_named
 from largebatch.comm.failure.sigterm import on_sigterm
+from tests.comm.failure.started import started
 from tests.ranks import CONTEXT
 
 pytestmark = pytest.mark.slow("starts three ranks for each test, and ends them")
@@ -38,19 +38,8 @@ def with_own_handler(rank):
     elsewhere(rank)
 
 
-def left_by_rank_1(rank):
-    if rank != 1:
-        elsewhere(rank)
-
-
-def _rank(rank, port, folder, function):
-    file = os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 2)
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, 3, False)
-    timeout = timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timeout)
+def _saying(rank, folder, function):
+    os.dup2(os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT), 2)
     with missing_ranks_named():
         dist.barrier()
         (folder / f"ready-{rank}").touch()
@@ -59,24 +48,13 @@ def _rank(rank, port, folder, function):
 
 @contextmanager
 def three_ranks(folder, function):
-    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
-    ranks = [
-        CONTEXT.Process(target=_rank, args=(rank, store.port, folder, function))
-        for rank in range(3)
-    ]
-    for process in ranks:
-        process.start()
-    try:
+    with started(3, _saying, folder, function, timeout_seconds=SECONDS) as ranks:
         end = time.monotonic() + SECONDS
         while not all((folder / f"ready-{rank}").exists() for rank in range(3)):
             assert time.monotonic() < end
             time.sleep(0.01)
         time.sleep(0.3)  # so that the main threads are where the test wants them
         yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
 
 
 def said(folder, rank):
@@ -108,15 +86,6 @@ def test_a_job_that_is_terminated_as_a_whole_names_nobody(tmp_path, function, co
     assert "did not answer" not in "".join(said(tmp_path, rank) for rank in range(3))
 
 
-def test_a_rank_that_left_in_good_order_is_not_missing(tmp_path):
-    with three_ranks(tmp_path, left_by_rank_1) as ranks:
-        ranks[1].join(SECONDS)
-        ranks[0].terminate()
-        ranks[0].join(SECONDS)
-        assert [process.exitcode for process in ranks] == [-signal.SIGTERM, 0, None]
-    assert said(tmp_path, 0) == ""
-
-
 @pytest.fixture
 def default_sigterm():
     """The default handler, whatever a test before has left."""
@@ -144,27 +113,13 @@ def test_a_forked_child_is_terminated_without_its_parent_hearing_of_it(default_s
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def with_a_note_that_fails(ready):
+def with_a_note_that_fails():
     def note():
         raise BrokenPipeError
 
     with on_sigterm(note):
-        ready.set()
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(SECONDS)
-
-
-def test_the_signal_ends_the_process_though_its_note_fails():
-    ready = CONTEXT.Event()
-    process = CONTEXT.Process(target=with_a_note_that_fails, args=(ready,))
-    process.start()
-    try:
-        assert ready.wait(SECONDS)
-        process.terminate()
-        process.join(SECONDS / 2)
-        assert process.exitcode == -signal.SIGTERM
-    finally:
-        process.kill()
-        process.join()
 
 
 def with_a_handler_that_is_gone_before_the_note_returns():
@@ -183,9 +138,16 @@ def with_a_handler_that_is_gone_before_the_note_returns():
         time.sleep(0.5)  # time in which the process must not end by the signal
 
 
-def test_a_process_that_has_handled_the_signal_ends_in_its_own_way():
-    process = CONTEXT.Process(target=with_a_handler_that_is_gone_before_the_note_returns)
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        (with_a_note_that_fails, -signal.SIGTERM),
+        (with_a_handler_that_is_gone_before_the_note_returns, 0),
+    ],
+)
+def test_a_process_ends_by_the_signal_unless_it_has_handled_that(function, code):
+    process = CONTEXT.Process(target=function)
     process.start()
-    process.join(2 * SECONDS)
+    process.join(SECONDS / 2)
     process.kill()
-    assert process.exitcode == 0
+    assert process.exitcode == code

@@ -5,17 +5,15 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from benchmarks.comm.network import Network, missing
 from largebatch.comm import ranks_named
 from largebatch.comm.failure.stall import patience_seconds
 from tests.comm.failure import stalled_rank
-from tests.ranks import CONTEXT
+from tests.comm.failure.started import started
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 90  # in which what is waited for has long happened
@@ -52,31 +50,10 @@ def until_all_make_steps(folder):
         time.sleep(0.02)
 
 
-@contextmanager
-def three_ranks(folder):
-    store = dist.TCPStore("127.0.0.1", 0, 3, True, wait_for_workers=False)
-    ranks = [
-        CONTEXT.Process(target=_rank, args=(rank, store.port, str(folder))) for rank in range(3)
-    ]
-    for process in ranks:
-        process.start()
-    try:
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-
-
-def _rank(rank, port, folder):
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    stalled_rank.main(rank, "127.0.0.1", port, folder)
-
-
 @pytest.mark.slow("waits until a suspended rank has not answered twice")
 def test_a_suspended_rank_is_named_long_before_the_timeout(tmp_path):
     victim = 0
-    with three_ranks(tmp_path) as ranks:
+    with started(3, stalled_rank.make_steps, tmp_path) as ranks:
         until_all_make_steps(tmp_path)
         os.kill(ranks[victim].pid, signal.SIGSTOP)
         others = sorted({0, 1, 2} - {victim})
@@ -92,7 +69,7 @@ def test_a_suspended_rank_is_named_long_before_the_timeout(tmp_path):
 @pytest.mark.slow("a rank is late for longer than the others are patient")
 def test_a_late_rank_is_named_with_what_it_does_and_nothing_is_ended(tmp_path):
     (tmp_path / "late").write_text("5")
-    with three_ranks(tmp_path) as ranks:
+    with started(3, stalled_rank.make_steps, tmp_path) as ranks:
         for process in ranks:
             process.join(SECONDS)
         assert [process.exitcode for process in ranks] == [0, 0, 0]
@@ -109,7 +86,7 @@ def test_a_late_rank_is_named_with_what_it_does_and_nothing_is_ended(tmp_path):
 
 @pytest.mark.slow("suspends ranks for longer than the first look takes to come")
 def test_ranks_that_are_suspended_all_together_go_on(tmp_path):
-    with three_ranks(tmp_path) as ranks:
+    with started(3, stalled_rank.make_steps, tmp_path) as ranks:
         until_all_make_steps(tmp_path)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for process in ranks:

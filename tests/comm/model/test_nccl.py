@@ -9,16 +9,10 @@ from hypothesis import strategies as st
 from largebatch.comm import (
     ALGORITHMS,
     Cluster,
-    Gradient,
     Nccl,
-    Plan,
     PlanError,
-    Profile,
     Rule,
     Topology,
-    candidates,
-    predict_plan,
-    simulate,
 )
 
 #: V100 with two EDR per node at line rate.
@@ -82,23 +76,6 @@ def test_each_call_costs_the_host_its_time():
     # Halving and doubling on 2,048 ranks: 22 messages, each a send, a receive and an addition.
     assert overhead(Rule("halving-doubling")) == 66
     assert overhead(Rule("parameter-server"), Topology.of(16, 8)) == 3 * 2 * 15
-
-
-def profile(count, size, step):
-    gradients = [Gradient(f"g{i}", size, (i + 1) * step * 2 / 3 / count) for i in range(count)]
-    return Profile(tuple(gradients), step / 3, step * 2 / 3)
-
-
-@pytest.mark.parametrize("gpus", [64, 2048])
-def test_algorithms_of_single_messages_are_not_chosen_on_nccl(gpus):
-    """161 gradients by 10 messages or more cannot be issued within a step of 26 ms."""
-    model = profile(161, 635_000, 26e-3)
-    cluster = Cluster.of(gpus, 8, nccl=V100)
-    plan = predict_plan(model, cluster, candidates(cluster.topology, chunks_bytes=(2**20,)))
-    used = {r.rule.algorithm for r in simulate(model, cluster, plan).reductions}
-    assert not used & {"halving-doubling", "parameter-server"}
-    unfused = Plan.single("halving-doubling", fusion_threshold_bytes=1)
-    assert simulate(model, cluster, unfused).step_seconds > 4 * 26e-3
 
 
 @given(

