@@ -26,7 +26,7 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (38_001, 36_000),
+    "amp comm lars pipeline recipes": (37_806, 36_000),
     "recipes": (17_726, 16_000),
     "recipes/commands": (1_893, 1_650),
     "recipes/tune": (2_180, 2_150),
@@ -40,9 +40,9 @@ LINES = {  # of Python in all files below these folders
     "pipeline": (7_699, 7_850),
     "lars": (5_381, 5_300),
     "amp": (2_000, 2_000),
-    "comm": (5_195, 5_000),
-    "tests": (39_061, 30_000),
-    "benchmarks": (9_939, 10_000),
+    "comm": (5_000, 5_000),
+    "tests": (38_503, 30_000),
+    "benchmarks": (9_927, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (3, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it
