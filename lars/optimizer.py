@@ -141,10 +141,10 @@ class LARS(LayerwiseOptimizer):
         master_weights: bool = False,
         implementation: str = "auto",
     ) -> None:
-        defaults = {name: value for name, value in locals().items() if name in OPTIONS}
+        given = dict(locals())  # a copy: under a debugger, Python 3.12 adds names meanwhile
         self.implementation = implementation
         self._master_weights = master_weights
-        super().__init__(params, defaults)
+        super().__init__(params, {name: given[name] for name in OPTIONS})
 
     @classmethod
     def like(

@@ -139,8 +139,8 @@ class Muon(LayerwiseOptimizer):
         master_weights: bool = False,
         process_group: Any = None,
     ) -> None:
-        defaults = {name: value for name, value in locals().items() if name in OPTIONS}
-        defaults = {**DEFAULTS, **defaults}
+        given = dict(locals())  # a copy: under a debugger, Python 3.12 adds names meanwhile
+        defaults = {**DEFAULTS, **{name: given[name] for name in OPTIONS if name in given}}
         self._master_weights = master_weights
         self.process_group = process_group
         self._others = dict(others or {})
