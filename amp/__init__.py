@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .loss_scale import INITIAL_LOSS_SCALE, GradientOverflowError
     from .masters import MasterWeights, full_precision_state_dict, reset_masters
     from .names import LOSS_SCALES, OPT_LEVELS, PRECISION_NAMES
-    from .precision import Precision, fastest
+    from .precision import Precision, auto_precision
     from .underflow import LOSS_SCALE_HEADROOM, LayerUnderflow, UnderflowReport, underflow_report
 else:
     __getattr__, __dir__ = lazily(__name__, __file__)
@@ -27,7 +27,7 @@ __all__ = [
     "Precision",
     "PrecisionForm",
     "UnderflowReport",
-    "fastest",
+    "auto_precision",
     "full_precision_state_dict",
     "reset_masters",
     "underflow_report",

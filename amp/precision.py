@@ -6,8 +6,7 @@ Follows Micikevicius et al. 2018 (arXiv 1710.03740) and Jia et al. 2018 (arXiv 1
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -361,28 +360,14 @@ def _skips(model: nn.Module, skipped: dict[Optimizer, Tensor]) -> Tensor | None:
     return any_of(flags) if flags else None
 
 
-def fastest(run: Callable[[Precision], None], *, device_type: str = "cpu") -> dict[str, float]:
-    """Time ``run`` in BF16 and FP32, and return the shortest time of each.
+def auto_precision(device_type: str) -> str:
+    """Return the fastest name of ``fp32`` and ``bf16`` on this machine, ``"cuda"`` or ``"cpu"``.
 
-    It depends on the processor: BF16 doubles the speed of a CPU with AMX or AVX512-BF16 and slows
-    down one without.
-
-    Args:
-        run: does a forward and a backward pass in the precision that it is given. It is called
-            four times in each, in turns; the first time is not counted.
-        device_type: ``"cuda"`` or ``"cpu"``.
-
-    Returns:
-        Shortest time in seconds by name, fastest first.
+    BF16 where the GPU has it, or the CPU (AVX512-BF16, and AMX, which never comes without it):
+    others compute it in FP32, with conversions besides.
     """
-    precisions = [Precision(name, device_type) for name in ("bf16", "fp32")]
-    seconds = {precision.name: math.inf for precision in precisions}
-    for repeat in range(4):
-        for precision in precisions:
-            start = time.perf_counter()
-            run(precision)
-            if device_type == "cuda":
-                torch.cuda.synchronize()
-            if repeat > 0:
-                seconds[precision.name] = min(seconds[precision.name], time.perf_counter() - start)
-    return dict(sorted(seconds.items(), key=lambda item: item[1]))
+    if device_type == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has_bf16 = torch.cpu._is_avx512_bf16_supported()
+    return "bf16" if has_bf16 else "fp32"

@@ -100,7 +100,7 @@ class Recipe(Section):
         one_of("auto", *PRECISION_NAMES),  # type: ignore[valid-type]
         BeforeValidator(_own_name, json_schema_input_type=_PrecisionName),
     ] = "fp32"
-    """Numeric precision. auto: bf16 or fp32, whichever is faster on the machine; *-master:
+    """Numeric precision. auto: bf16 where the GPU or CPU computes in it, else fp32; *-master:
     half-precision parameters and gradients with FP32 master weights. apex's O0 to O3 mean fp32,
     fp16, fp16-master and fp16-pure."""
     loss_scale: Annotated[

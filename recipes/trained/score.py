@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...amp import auto_precision
 from ...lars import Span
 from ...pipeline import LeftOut, OnFault, Source, printable, without_query
 from ..errors import RecipeError
@@ -84,11 +85,9 @@ def score(trained: Trained, job: Job) -> Score:
         settings = device_settings(recipe, job.device)
         loader = build_loader(recipe, job, source)
         check_fit(trained, model, recipe, source)
-    model = model.to(job.device)
-    if settings.channels_last:
-        model = model.to(memory_format=torch.channels_last)
+    model = model.to(job.device).to(memory_format=settings.memory_format)
     with settings.applied():
-        precision = build_precision(recipe, job, model, loader)
+        precision = build_precision(recipe, job)
         values = evaluate(precision.convert(model), loader, precision, job)
     skipped = sum(job.gather(loader.left_out))
     images = len(source) - skipped
@@ -114,7 +113,7 @@ def _as_trained(trained: Trained, job: Job) -> Recipe:
     micro = recipe.micro_batch_size or recorded or min(recipe.batch_size, _MOST_IMAGES)
     same = {"batch_size": micro * job.world_size, "micro_batch_size": micro}
     if recipe.precision == "auto":
-        same["precision"] = trained.precision or "auto"
+        same["precision"] = trained.precision or auto_precision(job.device.type)
     return recipe.model_copy(update={**same, "evaluate_every": Span(1, "ep")})
 
 

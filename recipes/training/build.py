@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...amp import Precision, fastest
+from ...amp import Precision
 from ...comm import Plan, Topology
 from ...lars import Span
 from ...pipeline import LeftOut, Loader
@@ -227,29 +226,10 @@ def algorithm_for(topology: Topology) -> str:
     return "hierarchical" if len(sizes) == 1 else "leader"
 
 
-def build_precision(recipe: Recipe, job: Job, model: nn.Module, loader: Loader) -> Precision:
-    """Return the recipe's precision, the same on all ranks."""
-    if recipe.precision != "auto":
-        return named_precision(recipe, recipe.precision, job)
-    probe = copy.deepcopy(model)
-    images = loader.empty_batch().images.normal_()
-
-    def run(candidate: Precision) -> None:
-        with candidate.forward():
-            loss = probe(images).float().square().mean()
-        candidate.backward(loss)
-        probe.zero_grad()
-
-    seconds = fastest(run, device_type=job.device.type)
-    names = sorted(seconds)
-    slowest_rank = dict(zip(names, job.all_reduce_max(*(seconds[n] for n in names)), strict=True))
-    return named_precision(recipe, min(names, key=lambda name: slowest_rank[name]), job)
-
-
-def named_precision(recipe: Recipe, name: str, job: Job) -> Precision:
-    """Return the precision called ``name``, with the recipe's loss scale."""
+def build_precision(recipe: Recipe, job: Job) -> Precision:
+    """Return the recipe's precision, which is no longer ``auto``, with its loss scale."""
     return Precision(
-        name,
+        recipe.precision,
         job.device.type,
         loss_scale=recipe.loss_scale,
         max_skipped_steps=recipe.max_skipped_steps,

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...amp import Precision
+from ...amp import Precision, auto_precision
 from ...comm import Topology
 from ...lars import GradientNoise, Schedule, TrustRatioHistory, as_scheduler
 from ..models.batch_norm import share_statistics
@@ -94,17 +93,13 @@ def start_up(
             counter = build.memory_counter(here, classes, components.model)
     step: int = saved.get("step", 0)
 
-    model = components.model.to(job.device)
-    if settings.channels_last:  # convolutions then also return this memory format
-        model = model.to(memory_format=torch.channels_last)
-    if saved and recipe.precision == "auto":
-        precision = build.named_precision(recipe, saved["precision"]["name"], job)
-    else:
-        with settings.applied():
-            precision = build.build_precision(recipe, job, model, loader)
-    if recipe.precision == "auto":  # so that the same recipe again takes the same precision
-        recipe = recipe.model_copy(update={"precision": precision.name})
-    share_statistics(model, recipe, job)  # after `auto`, which tries a copy of the model
+    # In channels-last, convolutions then also return this memory format.
+    model = components.model.to(job.device).to(memory_format=settings.memory_format)
+    if recipe.precision == "auto":  # that of the checkpoint, which another machine may have written
+        name = saved["precision"]["name"] if saved else auto_precision(job.device.type)
+        recipe = recipe.model_copy(update={"precision": job.from_main(name)})
+    precision = build.build_precision(recipe, job)
+    share_statistics(model, recipe, job)
     model = precision.convert(model)
     notices = (*loaded.notices, *settle_on_device(optimizer, job))
 

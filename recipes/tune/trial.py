@@ -58,7 +58,6 @@ class Outcome:
     #: of fewer, that of the last one.
     step_seconds: float = math.nan
     evaluation_seconds: float = 0.0  # median of an evaluation; 0 without any
-    precision: str = ""  # that it ran in, chosen where the recipe says ``auto``
     #: Number of a signal to stop that came too late to stop the run; the caller should end.
     signal: int = 0
 
@@ -95,7 +94,6 @@ def measure(
         time.monotonic() - start,
         statistics.median(steps[2:] or steps[-1:] or [math.nan]),
         statistics.median(recorder.evaluation_seconds or [0.0]),
-        trainer.precision.name,
         int(job.all_reduce_max(trainer.signal)[0]),
     )
     del trainer

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from largebatch.amp import OPT_LEVELS, PRECISIONS, Precision, fastest
+from largebatch.amp import OPT_LEVELS, PRECISIONS, Precision, auto_precision
 from tests.amp.nets import MASTERS, lars, loss_of, net_and_batch, sgd, train
 
 EXPECTED = {  # name: (matrix products, parameters and gradients, norm layers, masters)
@@ -122,18 +122,12 @@ def test_each_call_of_a_decorated_function_begins_an_iteration(name):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_fastest_interleaves_the_candidates_and_does_not_time_the_first_round(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    calls = []
-
-    def run(precision):
-        warm = len(calls) >= 2
-        calls.append(precision.name)
-        now[0] += {"bf16": 2.0, "fp32": 3.0}[precision.name] if warm else 0.125
-
-    assert fastest(run) == {"bf16": 2.0, "fp32": 3.0}
-    assert calls == ["bf16", "fp32"] * 4
+@pytest.mark.parametrize(("has_bf16", "name"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_bf16_where_the_machine_computes_in_it(has_bf16, name, monkeypatch):
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has_bf16)
+    # Emulation, which old GPUs have, does not count.
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: has_bf16)
+    assert [auto_precision(device) for device in ("cpu", "cuda")] == [name, name]
 
 
 @pytest.mark.parametrize("name", ["fp32", "O2"])

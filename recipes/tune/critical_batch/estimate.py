@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....amp import auto_precision
 from ...errors import RecipeError
 from ...ranks import Job
 from ...schema.load import Loaded
@@ -92,8 +93,11 @@ def estimate(
                 f"valid: at least {length * FEWEST_UPDATES / updates:.3g} epochs, or "
                 "smaller --batches"
             )
+        base = base.of_runs(chosen, length)
+        if base.recipe.precision == "auto":  # the same if another machine goes on
+            base = base.changed(precision=auto_precision(job.device.type))
     runner = Runner(base, job, minutes, say)
-    runner.use(base.of_runs(chosen, length))
+    runner.use(base)
     return runner.estimate(chosen, length)
 
 
@@ -140,8 +144,6 @@ class Runner:
                     return False
                 record = self._make(run)
             self.records.append(record)
-            if self.base.recipe.precision == "auto":  # which another run may decide otherwise
-                self.use(self.base.changed(precision=record.precision))
         return True
 
     def use(self, base: Base) -> None:

@@ -59,7 +59,6 @@ class Record:
     top1: float  # percent of the held-out images at the end; 0 if it diverged
     trained: float  # epochs of training that it cost
     seconds: float  # of its training steps
-    precision: str  # that it ran in, chosen by the trainer where the recipe says ``auto``
 
 
 def runs_of(lengths: Mapping[int, float], seed: int, *, first: bool = False) -> list[Run]:
@@ -116,7 +115,7 @@ def _read(base: Base, run: Run, folder: Path) -> Record | None:
         )
     outcome, train = outcome_of(folder), metrics_of(folder).train
     trained = (outcome.step or 0) * run.batch_size / base.images
-    costs = (trained, outcome.seconds or 0.0, before.precision)
+    costs = (trained, outcome.seconds or 0.0)
     if outcome.state == "diverged":
         return Record(run, "diverged", math.inf, 0.0, *costs)
     if outcome.state != "finished":

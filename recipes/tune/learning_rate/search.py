@@ -57,7 +57,6 @@ class Search:
             if limit is not None and not 0 < limit < math.inf:
                 raise RecipeError(f"--{name}: {limit:g} is no budget; valid: a number above 0")
         self._began = time.monotonic()
-        self._precision: list[str] = []  # of the trial before, which `auto` takes time to choose
         self._late: list[float] = []  # how much longer trials of this call took than expected
         if not self.job.is_main:
             self.say = lambda line: None
@@ -140,7 +139,7 @@ class Search:
 
     def _timed(self) -> Cost:
         """What a trial takes, by a few updates at the lowest rate and an evaluation."""
-        # A run of one update first imports what no later one has to, and chooses the precision.
+        # A run of one update first imports what no later one has to.
         self.say(f"timing {TIMED_UPDATES} updates and an evaluation, to see which trials fit")
         total, folder = self._timeline.total_steps, self.out / "trials" / "timed"
         lowest = self._first[0]._replace(lr=self._space["lr"].low)
@@ -158,8 +157,7 @@ class Search:
         return Cost(max(0.0, start) + once / EVALUATE_EVERY, step * total, "seconds")
 
     def _ended(self, outcome: Outcome) -> None:
-        """Keep the precision that a run chose, and end if a signal came during it."""
-        self._precision = [f"precision={outcome.precision}"]
+        """End if a signal came during a run."""
         if outcome.signal:
             raise SystemExit(128 + outcome.signal)
 
@@ -168,7 +166,6 @@ class Search:
             *self._base,
             *trial_overrides(self._full, self._timeline, settings, share),
             f"evaluate_every={EVALUATE_EVERY}dur",
-            *self._precision,
         ]
 
     def _next(self) -> Tried | None:

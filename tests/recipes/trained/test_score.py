@@ -90,9 +90,9 @@ def test_keys_are_overridden(plain, tmp_path):
 
 
 def test_the_precision_that_auto_chose_is_taken_again(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("largebatch.recipes.training.build.fastest", lambda *_, **__: {"bf16": 1.0})
+    monkeypatch.setattr("largebatch.recipes.training.run.auto_precision", lambda device: "bf16")
     make(photos, tmp_path / "run", "precision=auto").run()
-    monkeypatch.setattr("largebatch.recipes.training.build.fastest", lambda *_, **__: {"fp32": 1.0})
+    monkeypatch.setattr("largebatch.recipes.trained.score.auto_precision", lambda device: "fp32")
     assert scored(tmp_path / "run").precision == "bf16"
     assert scored(stopped(tmp_path / "run", tmp_path / "stopped")).precision == "bf16"
     shutil.copy(tmp_path / "run" / "weights.pt", tmp_path)  # away from the run

@@ -1,13 +1,12 @@
 """The settings of a device: decided by recipe and device, set for a run and put back after it."""
 
 import contextlib
-from unittest import mock
 
 import pytest
 import torch
 
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import build, data
+from largebatch.recipes.training import run
 from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.device import DeviceSettings, device_settings
 from largebatch.recipes.training.trainer import Trainer
@@ -147,38 +146,15 @@ def test_a_run_has_the_flags_of_its_settings_and_the_caller_his_own(photos, tmp_
     assert before[0] is False
 
 
-def test_auto_precision_is_timed_on_images_in_the_form_of_training(photos, tmp_path, capsys):
-    """With the flags, memory format and dtype with which the run then trains."""
-    seen = []
-
-    def fastest(run, **options):
-        def noted(module, inputs):
-            seen.append((inputs[0], flags()))
-
-        hook = torch.nn.modules.module.register_module_forward_pre_hook(
-            lambda module, inputs: noted(module, inputs) if not seen else None
-        )
-        for name in ("fp32", "bf16"):
-            run(build.Precision(name))
-        hook.remove()
-        return {"fp32": 1.0, "bf16": 2.0}
-
-    on_cuda = DeviceSettings(channels_last=True, cudnn_benchmark=True, tf32=True)
-    with (
-        mock.patch.object(build, "fastest", fastest),
-        mock.patch.object(build, "device_settings", return_value=on_cuda),
-        mock.patch.object(data, "device_settings", return_value=on_cuda),
-    ):
-        trainer = make(photos, tmp_path / "run", "precision=auto")
-    assert trainer.context.recipe.precision == "fp32"  # as its recipe.yaml will say
-    (images, in_probe), delivered = seen[0], next(iter(trainer.loader)).images
-    assert images.std() == pytest.approx(1, rel=0.1)  # zeros can be faster than images
-    assert images.stride() == delivered.stride()
-    assert (images.dtype, images.shape) == (delivered.dtype, delivered.shape)
-    assert images.is_contiguous(memory_format=torch.channels_last)
-    assert in_probe[0] is True
-    assert in_probe[1][0] == "tf32"
-    assert f", {on_cuda.in_words()}\n" in capsys.readouterr().out
+def test_auto_precision_is_the_machines_or_that_of_the_checkpoint(photos, tmp_path, monkeypatch):
+    keys = ["precision=auto", "evaluate_every=null", "track=[]", "checkpoint.every=1"]
+    for first, other in (("bf16", "fp32"), ("fp32", "bf16")):
+        monkeypatch.setattr(run, "auto_precision", lambda device, name=first: name)
+        train(photos, tmp_path / first, *keys, "stop_after=1")
+        monkeypatch.setattr(run, "auto_precision", lambda device, name=other: name)
+        trainer = make(photos, tmp_path / first, *keys, "resume=true", "stop_after=2")
+        # As its recipe.yaml will say.
+        assert trainer.precision.name == trainer.context.recipe.precision == first
 
 
 @pytest.mark.slow("trains four times")

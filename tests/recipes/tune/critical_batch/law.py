@@ -42,7 +42,7 @@ class Law:
         self.made.append((run.batch_size, run.epochs))
         self.seconds += SECONDS_PER_EPOCH * epochs
         folder.mkdir()
-        self.kept[folder] = Record(run, *found, epochs, SECONDS_PER_EPOCH * epochs, "bf16")
+        self.kept[folder] = Record(run, *found, epochs, SECONDS_PER_EPOCH * epochs)
         return self.kept[folder]
 
     def install(self, monkeypatch):

@@ -47,7 +47,7 @@ class FakeRuns:
         self.now += self.start + self.imports
         self.imports = 0.0
         if recipe.optimizer.lr > 10 * self.best_lr:
-            return Outcome("diverged", (), 0.1 * recipe.epochs, self.start, precision="fp32")
+            return Outcome("diverged", (), 0.1 * recipe.epochs, self.start)
         for part in range(1, EVALUATIONS + 1):
             self.now += self.slow * recipe.epochs / EVALUATIONS
             top1 = self.top1(recipe) * (0.5 + part / EVALUATIONS / 2)
@@ -58,10 +58,9 @@ class FakeRuns:
             if watch and watch(readings[-1]) and part < EVALUATIONS:
                 status = "stopped"
                 break
-        chosen = "bf16" if recipe.precision == "auto" else recipe.precision
         step = recipe.epochs / EVALUATIONS  # of the run that is timed: one of its "steps"
         seconds = self.now - began
-        outcome = Outcome(status, tuple(readings), readings[-1].epoch, seconds, step, 0.0, chosen)
+        outcome = Outcome(status, tuple(readings), readings[-1].epoch, seconds, step)
         return job.gather(outcome)[0]  # rank 0 alone has the watch
 
 
