@@ -33,8 +33,6 @@ _CHARTS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Steps skipped so far", "", {_TRAINING: "skipped_steps"}),
     ("Throughput", "images/s", {_TRAINING: "images_per_second"}),
     ("Memory", "GB", {_TRAINING: "memory_bytes"}),
-    ("GPU utilisation", "%", {_TRAINING: "gpu_utilisation"}),
-    ("GPU power", "W", {_TRAINING: "gpu_power_watts"}),
     ("Wait for input, slowest rank", _SHARE, {_TRAINING: "wait_seconds"}),
     ("Wait for the all-reduce", _SHARE, {_TRAINING: "all_reduce_wait_seconds"}),
 )

@@ -29,10 +29,6 @@ from ..step import TrainingStep
 from ..timeline import Timeline
 from .clocks import RunClock
 
-#: The metrics of :class:`Usage`, in their order.
-NAMES = ("memory_bytes", "gpu_utilisation", "gpu_power_watts")
-_UNKNOWN = -1.0
-
 #: Share of the time of a step by which ranks must be slower than all others to be named.
 SHARE = 0.2
 #: A warning is given once it held for this many readings in a row, and for this many seconds.
@@ -60,7 +56,6 @@ class Readings:
         self._skipped, self._noise, self._phases = skipped, noise, step.phases
         self.stragglers = StragglerReport(job, warn)
         self.meter = Meter(job.device)  # sums of loss and accuracy since the last reading
-        self._usage = Usage(job.device)
         self._images_before = 0  # of steps made before a resume, which are not in the time
         self.restart()
         if sums is not None:
@@ -96,13 +91,12 @@ class Readings:
 
     def read(self, step: int) -> tuple[dict[str, float], list[float]]:
         """Return the metrics since the last reading, and the longest wait for data of each step."""
-        usage = self._usage.read()  # while the device works: the meter waits for it
         values, images = self.meter.read(self._job)
         own = self._clock.spent()["training"] - self._trained
-        seconds, skips, *others = self._job.all_reduce_max(
-            own, self._skipped.news, *self._waits, *usage
+        memory = peak_memory_bytes(self._job.device)
+        seconds, memory, skips, *waits = self._job.all_reduce_max(
+            own, memory, self._skipped.news, *self._waits
         )
-        waits, used = others[: self.steps], others[self.steps :]
         if skips:
             self._skipped.show(self._warn)
         values |= {
@@ -111,7 +105,7 @@ class Readings:
             "wait_seconds": sum(waits),
             "seconds": seconds,
             **self._phases.read(),
-            **{name: n for name, n in zip(NAMES, used, strict=True) if n != _UNKNOWN},
+            "memory_bytes": memory,
         }
         self._images_before = 0
         if "all_reduce_seconds" in values:
@@ -130,33 +124,13 @@ class Readings:
         return values, [round(wait, 6) for wait in waits]
 
 
-class Usage:
-    """Reads what this process uses of its device, without waiting for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sensors: dict[str, Callable[[], float]] = {}
-        if device.type == "cuda" and torch.version.cuda:
-            self._sensors = {
-                "gpu_utilisation": lambda: torch.cuda.utilization(device),
-                "gpu_power_watts": lambda: torch.cuda.power_draw(device) / 1000,
-            }
-
-    def read(self) -> list[float]:
-        """Return a number for each of :data:`NAMES`; -1 if unknown, as without ``nvidia-ml-py``."""
-        if self._device.type == "cuda":
-            memory = float(torch.cuda.max_memory_allocated(self._device))
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            memory = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return [memory, *(self._sensor(name) for name in NAMES[1:])]
-
-    def _sensor(self, name: str) -> float:
-        try:
-            return float(self._sensors[name]())
-        except Exception:  # of pynvml or for want of it; a run does not end for it
-            self._sensors.pop(name, None)
-            return _UNKNOWN
+def peak_memory_bytes(device: torch.device) -> float:
+    """The most memory in use: on a GPU since the last reading, of the process on a CPU so far."""
+    if device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return float(memory)
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 # --- ranks that hold the others up -----------------------------------------------------------

@@ -37,7 +37,7 @@ def test_curves_are_the_values_of_the_lines(tmp_path):
 
 def test_units_and_values_that_are_not_numbers(run_of):
     def edit(line):
-        memory = {"memory_bytes": None if line["step"] == 30 else 2.5e9, "gpu_power_watts": "x"}
+        memory = {"memory_bytes": None if line["step"] == 30 else 2.5e9, "gradient_norm": "x"}
         return line | memory if line["split"] == "train" else line
 
     folder = run_of("run", edit=edit)

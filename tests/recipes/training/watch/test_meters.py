@@ -1,22 +1,21 @@
-"""Readings: memory and a GPU's sensors, with stand-ins for the GPU, and ranks that are slow."""
+"""Readings: memory, with a stand-in for the GPU, and ranks that are slow."""
 
 import mmap
 import random
 import statistics
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.watch import meters
 from largebatch.recipes.training.watch.memory import gpu_of
 from largebatch.recipes.training.watch.meters import (
-    NAMES,
     RankTimes,
     StragglerReport,
-    Usage,
+    peak_memory_bytes,
     slow_ranks,
 )
 from tests.ranks import run_ranks
@@ -25,56 +24,26 @@ from tests.recipes.runs import make
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 
-def test_on_a_cpu_it_is_the_largest_resident_size_of_the_process():
-    usage = Usage(CPU)
-    before, *gpu = usage.read()
-    assert gpu == [-1, -1]
-    size = 1 << 28
+def test_memory_on_a_cpu_is_the_largest_resident_size_of_the_process():
+    before, size = peak_memory_bytes(CPU), 1 << 28
     with mmap.mmap(-1, size) as pages:
         for place in range(0, size, mmap.PAGESIZE):
             pages[place] = 1
-        there = usage.read()[0]
+        there = peak_memory_bytes(CPU)
     assert there >= before
     assert size < there < 2**40
-    assert usage.read()[0] == pytest.approx(there, rel=0.1)  # it does not shrink again
+    assert peak_memory_bytes(CPU) == pytest.approx(there, rel=0.1)  # it does not shrink again
     assert gpu_of(CPU) is None
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """A stand-in for torch.cuda's counters and sensors; records what is asked of which device."""
+def test_memory_on_a_gpu_is_the_peak_since_the_last_reading(monkeypatch):
     asked = []
-
-    def sensor(name, value):
-        def read(device):
-            asked.append((name, device))
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        monkeypatch.setattr(torch.cuda, name, read)
-
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    sensor("max_memory_allocated", 3 << 30)
-    sensor("reset_peak_memory_stats", None)
-    sensor("utilization", 97)
-    sensor("power_draw", 650_500)  # milliwatts
-    return SimpleNamespace(asked=asked, sensor=sensor)
-
-
-def test_on_a_gpu_it_is_the_peak_since_the_last_reading(gpu):
-    assert Usage(GPU).read() == [3 << 30, 97, 650.5]
-    names = [name for name, _ in gpu.asked]
-    assert names[:2] == ["max_memory_allocated", "reset_peak_memory_stats"]
-    assert {device for _, device in gpu.asked} == {GPU}
-
-
-@pytest.mark.parametrize("error", [ModuleNotFoundError("no nvidia-ml-py"), RuntimeError("no")])
-def test_without_the_library_training_goes_on_and_does_not_ask_again(gpu, error):
-    gpu.sensor("utilization", error)  # such as on a part of a GPU (MIG), which has its power
-    usage = Usage(GPU)
-    assert [usage.read() for _ in range(3)] == [[3 << 30, -1, 650.5]] * 3
-    assert [name for name, _ in gpu.asked].count("utilization") == 1
+    monkeypatch.setattr(
+        torch.cuda, "max_memory_allocated", lambda gpu: asked.append(gpu) or 3 << 30
+    )
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
+    assert peak_memory_bytes(GPU) == 3 << 30
+    assert asked == [GPU, GPU]
 
 
 # --- ranks that hold the others up -----------------------------------------------------------
@@ -163,7 +132,7 @@ def run_with(photos, run_dir):
     steps = {"epochs": 8, "log_every": 2, "evaluate_every": "null", "batch_size": 12}
     trainer = make(photos, run_dir, *(f"{key}={value}" for key, value in steps.items()))
     rank = dist.get_rank()
-    trainer._readings._usage.read = lambda: [1000.0 + rank, 55.0 - rank, -1.0]
+    meters.peak_memory_bytes = lambda device: 1000.0 + rank
     if rank == 1:
         read = trainer.loader.reader._read
 
@@ -190,8 +159,7 @@ def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path):
     assert line.startswith("the other ranks wait for rank 1 (")
     assert line.endswith("the difference in waiting for data")
     train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
-    # The largest value of all ranks counts, and what none knows is left out.
-    assert {tuple(x.get(name) for name in NAMES) for x in train} == {(1002.0, 55.0, None)}
+    assert {line["memory_bytes"] for line in train} == {1002.0}  # of the rank with most
     lines = train[1:-2]  # at the end, batches that were read ahead are left
     # The machine may hold another rank up for a reading.
     assert statistics.mode(line["slowest_rank"] for line in lines) == 1
