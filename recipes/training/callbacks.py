@@ -105,7 +105,8 @@ class Callback:
     random state, the model or the optimizer, or a resumed run is not the run that was stopped.
 
     An error in a hook ends the run with the callback's name, except in :meth:`on_end` of a run that
-    has not finished, where it is only shown.
+    has not finished, where it is only shown. So is an OSError, as on a full disk, in
+    :meth:`on_log`, :meth:`on_histograms` and :meth:`on_end`.
 
     Example::
 
@@ -227,23 +228,18 @@ class CallbackList:
             self._started.add(name)
 
     def _call_all(self, hook: str, *args: Any) -> None:
-        """Call a hook; one of ours that records and cannot write does not end the run."""
+        """Call a hook; one that records and cannot write does not end the run."""
         for name, function in self._hooks[hook]:
             try:
                 _call(name, function, *args)
             except CallbackError as error:
-                if not (hook in ("on_log", "on_histograms") and self._finds_no_room(name, error)):
+                if hook not in ("on_log", "on_histograms") or not _is_of_disk(error):
                     raise
                 if name not in self._silent:
                     self._warn(f"{error}; training goes on, and {name} may lack values")
                 self._silent.add(name)
             else:
                 self._silent.discard(name)
-
-    def _finds_no_room(self, name: str, error: Exception) -> bool:
-        """Whether a callback of ours, and not of the user's, cannot write."""
-        module, package = type(self._here[name]).__module__, __name__.partition(".")[0]
-        return module.partition(".")[0] == package and isinstance(error.__cause__, OSError)
 
     def end(self, status: Status, summary: dict[str, Any]) -> None:
         """Call :meth:`Callback.on_end` of those that were started, each even if another fails."""
@@ -253,14 +249,11 @@ class CallbackList:
                 try:
                     _call(name, hook, status, summary)
                 except Exception as error:
-                    if self._finds_no_room(name, error):
-                        self._warn(str(error))
-                    else:
-                        failed.append(error)
+                    failed.append(error)
         self._started.clear()
-        if failed and status == "finished":
-            raise failed[0]
         for one in failed:
+            if status == "finished" and not _is_of_disk(one):
+                raise one
             self._warn(str(one))
 
     def state_dict(self) -> dict[str, Any]:
@@ -276,6 +269,10 @@ class CallbackList:
         for name, callback in self._callbacks.items():
             if name in states:
                 _call(name, callback.load_state_dict, states[name])
+
+
+def _is_of_disk(error: Exception) -> bool:
+    return isinstance(error.__cause__, OSError)
 
 
 def _call(name: str, function: Callable[..., Any], *args: Any, what: str = "") -> Any:

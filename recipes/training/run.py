@@ -22,7 +22,6 @@ from .callbacks import Callback, CallbackList, RunContext
 from .device import DeviceSettings, settle
 from .evaluate import WeightAverage
 from .folder import checkpoint
-from .folder.metrics import SkippedImages
 from .folder.names import CHECKPOINTS
 from .folder.place import agreed_place, is_of
 from .folder.saving import Checkpoints
@@ -33,7 +32,7 @@ from .stopping import Standstill, Stopping
 from .targets import Mixer
 from .watch.clocks import RunClock
 from .watch.memory import gpu_of
-from .watch.meters import Readings
+from .watch.meters import Readings, SkippedImages
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,7 @@ def start_up(
         called.load_state_dict(saved["callbacks"])
 
     display = Display(job.is_main, quiet=quiet, warns=warns)
-    loaders = {"train": loader, "val": components.val_loader}
-    skipped = SkippedImages(place.folder, job, loaders)
+    skipped = SkippedImages(job, loader, components.val_loader)
     readings = Readings(
         loader, timeline, components.rates.schedule, take_step, job, clock, skipped,
         noise, display.warn, saved.get("readings"),

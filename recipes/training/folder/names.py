@@ -15,5 +15,4 @@ CHECKPOINTS = "checkpoints"
 STATE = "state.json"
 #: A finished run's weights, and their moving average if there is one.
 WEIGHTS, WEIGHTS_EMA = "weights.pt", "weights_ema.pt"
-SKIPPED = "skipped_images.jsonl"
 LOCK = ".lock"

@@ -24,7 +24,6 @@ from ....lars import GradientNoise, Schedule
 from ....pipeline import Loader
 from ...ranks import Job
 from ..evaluate import Meter
-from ..folder.metrics import SkippedImages
 from ..step import TrainingStep
 from ..timeline import Timeline
 from .clocks import RunClock
@@ -122,6 +121,34 @@ class Readings:
             }
         self._clock.read(values)
         return values, [round(wait, 6) for wait in waits]
+
+
+class SkippedImages:
+    """Warns of each image that could not be used, once, whichever ranks have met it."""
+
+    def __init__(self, job: Job, *loaders: Loader | None) -> None:
+        self._job, self._loaders = job, [loader for loader in loaders if loader]
+        self._shown = 0  # images of this rank
+        self._known: set[str] = set()
+
+    @property
+    def news(self) -> int:
+        """Number of images that this rank has met since the last :meth:`show`."""
+        return sum(len(loader.skipped) for loader in self._loaders) - self._shown
+
+    @property
+    def count(self) -> int:
+        """Number of images that have been shown."""
+        return len(self._known)
+
+    def show(self, warn: Callable[[str], None]) -> None:
+        """Warn of the images that are new; a collective."""
+        found = [pair for loader in self._loaders for pair in loader.skipped.items()]
+        self._shown = len(found)
+        for image, what in (pair for pairs in self._job.gather(found) for pair in pairs):
+            if image not in self._known:
+                self._known.add(image)
+                warn(f"skipped {image}: {what}")
 
 
 def peak_memory_bytes(device: torch.device) -> float:

@@ -98,10 +98,7 @@ class TensorBoard(Tracker):
         self._write([{"summary": one} for one in found], step)
 
     def on_end(self, status: Status, summary: dict[str, Any]) -> None:
-        try:
-            self._file.append()
-        finally:
-            self._file.close()
+        self._file.close()
 
     def _write(self, events: list[dict[str, Any]], step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -23,7 +23,6 @@ from largebatch.recipes.training.screen import closing
 from tests.recipes.runs import make
 
 KEYS = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "epochs=1")
-SKIPPED = "skipped_images.jsonl"
 #: What stands in place of a value: of a type that it never has, or beyond all bounds.
 VALUES = st.sampled_from(
     [
@@ -43,8 +42,6 @@ def stopped(photos, tmp_path_factory):
     lock = {"machine": "elsewhere", "process": 7, "started": "1", "since": 1.0, "id": "z"}
     (folder / ".lock").write_text(json.dumps(lock))
     os.utime(folder / ".lock", (1, 1))
-    skipped = {"split": "train", "image": "a.jpg", "what": "cut"}
-    (folder / SKIPPED).write_text(json.dumps(skipped) + "\n")
     return folder
 
 
@@ -66,7 +63,7 @@ def files_of(folder):
     """The small files that are read of a run, as paths relative to its folder."""
     texts = [".lock", "metrics.jsonl", "recipe.yaml", "summary.json", "ending.json", "classes.txt"]
     (state,) = folder.glob("checkpoints/step-*/state.json")
-    return [*texts, SKIPPED, str(state.relative_to(folder))]
+    return [*texts, str(state.relative_to(folder))]
 
 
 @st.composite
