@@ -40,7 +40,7 @@ def test_hooks_are_called_in_order_and_state_is_restored(photos, tmp_path, seen)
         *(("step begin", 0), ("step end", 1), ("step begin", 1), ("step end", 2)),
         ("log", "train", 2),
         *(("evaluation begin", 2), ("evaluation end", 2, values), ("log", "val", 2)),
-        ("checkpoint", 2),
+        ("checkpoint", 2, True),
         ("end", "finished", True),
     ]
     state = tmp_path / "checkpoints" / "step-00000002" / "state.json"
