@@ -74,13 +74,12 @@ def watch_on_ranks(root, folder):
 
 def test_hooks_run_on_rank_0_or_on_all_ranks(photos, tmp_path):
     (first, states), (second, other_states) = run_ranks(2, watch_on_ranks, photos, tmp_path)
-    both = {"check", "start", "end", "log", "checkpoint"}
-    assert [sum(hook == name for hook, *_ in first) for name in sorted(both)] == [2, 2, 2, 4, 2]
-    assert [sum(hook == name for hook, *_ in second) for name in sorted(both)] == [2, 1, 1, 2, 1]
-    assert sum(hook == "step end" for hook, *_ in first) == 2
-    assert not any(hook == "step end" for hook, *_ in second)
-    assert states[f"{WATCHERS}:OnAllRanks"] == other_states[f"{WATCHERS}:OnAllRanks"]
-    assert states[f"{WATCHERS}:OnAllRanks"] == {"count": 4}  # two ranks, two steps
+    names = ("check", "start", "end", "log", "checkpoint", "step end")
+    hooks = [[hook for hook, *_ in seen] for seen in (first, second)]
+    assert [hooks[0].count(name) for name in names] == [2, 2, 2, 4, 2, 2]
+    assert [hooks[1].count(name) for name in names] == [2, 1, 1, 2, 1, 0]
+    on_all = f"{WATCHERS}:OnAllRanks"
+    assert states[on_all] == other_states[on_all] == {"count": 4}  # two ranks, two steps
 
 
 @pytest.mark.slow("starts ranks or trains")
@@ -129,10 +128,7 @@ def test_callbacks_are_told_the_status_that_the_folder_records(
         (f"callbacks=[{WATCHERS}:SEEN]", f"callbacks: {WATCHERS}:SEEN is of type list; valid: a"),
         (f"callbacks=[{WATCHERS}:not_a_callback]", "makes a object; valid: a subclass of"),
         (f"callbacks=[{WATCHERS}:Fails]", "does not take {}: TypeError: Fails.__init__() missing"),
-        (
-            "track=[tensorbord]",
-            "track.0: input should be 'tensorboard', 'wandb', 'mlflow' or 'mlperf'",
-        ),
+        ("track=[tensorbord]", "track.0: input should be 'tensorboard', 'wandb', 'mlflow' or 'm"),
         ("track=[wandb,wandb]", "track: wandb, wandb repeats a name; valid: each once"),
         ("model.name=a b:net", "model.name: 'a b:net' is not a dotted path; valid: such as mypkg."),
         ("model.name=json:dumps", "model.args: json:dumps does not take {}: TypeError"),
@@ -183,28 +179,23 @@ class Watch(Callback):
 
 
 @pytest.mark.slow("starts a program that trains")
-def test_a_package_of_the_user_gives_the_model_the_optimizer_and_a_callback(photos, tmp_path):
+def test_a_package_of_the_user_gives_the_model_the_optimizer_and_a_callback(
+    photos, tmp_path, monkeypatch
+):
     """In a process of its own: the package is neither installed nor in the repository."""
     package = tmp_path / "lib" / "mypkg"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "module.py").write_text(PACKAGE)
     source = Path(__file__).parents[3] / "src"
-    keys = [
-        *(*BASE, *SHORT, f"data.path={photos}", "run_dir=run"),
-        *("model.name=mypkg.module:net", "model.args={width: 6}"),
-        "model.zero_init_last_norm=false",
-        *("optimizer.name=mypkg.module:optimizer", "optimizer.args={betas: [0.8, 0.9]}"),
-        *("optimizer.weight_decay=0.1", "optimizer.lr=0.01"),
-        "callbacks=[{name: mypkg.module:Watch, args: {file: watched}}]",
-    ]
-    result = subprocess.run(
-        [sys.executable, "-m", "largebatch.recipes.train", "digits", *keys],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{package.parent}"},
-        capture_output=True,
-        text=True,
-    )
+    monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{package.parent}")
+    keys = [*BASE, *SHORT, f"data.path={photos}", "run_dir=run"]
+    keys += ["model.name=mypkg.module:net", "model.args={width: 6}"]
+    keys += ["model.zero_init_last_norm=false", "optimizer.weight_decay=0.1", "optimizer.lr=0.01"]
+    keys += ["optimizer.name=mypkg.module:optimizer", "optimizer.args={betas: [0.8, 0.9]}"]
+    keys += ["callbacks=[{name: mypkg.module:Watch, args: {file: watched}}]"]
+    program = [sys.executable, "-m", "largebatch.recipes.train", "digits", *keys]
+    result = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "watched").read_text().split("\n")[:-1] == ["AdamW 6", "train 2", "val 2"]
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [2, 2]
@@ -220,7 +211,5 @@ def test_modules_of_the_current_folder_are_found_and_say_why_they_cannot_be_impo
     assert resolve("here_of_user:make", "model.name")() == 7
     with pytest.raises(RecipeError) as caught:
         make(photos, tmp_path / "run", "callbacks=[broken_of_user:Mine]")
-    assert str(caught.value) == (
-        "callbacks: broken_of_user cannot be imported: ModuleNotFoundError: No module named "
-        "'no_such_dependency'"
-    )
+    problem = "ModuleNotFoundError: No module named 'no_such_dependency'"
+    assert str(caught.value) == f"callbacks: broken_of_user cannot be imported: {problem}"

@@ -24,13 +24,10 @@ from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, weights
 from tests.recipes.training.small import Small, small_networks, small_trainer
 
+BATCHES = st.lists(st.sampled_from([8, 16, 32]), min_size=1, max_size=3)
 
-@given(
-    ranks=st.sampled_from([1, 2, 4]),
-    batches=st.lists(st.sampled_from([8, 16, 32]), min_size=1, max_size=3),
-    images=st.integers(60, 200),
-    epochs=st.integers(3, 5),
-)
+
+@given(st.sampled_from([1, 2, 4]), BATCHES, st.integers(60, 200), st.integers(3, 5))
 def test_passes_are_those_of_every_step_of_the_whole_run(ranks, batches, images, epochs):
     first, *later = batches
     stages = [Stage(n, batch_size=batch, micro_batch_size=2) for n, batch in enumerate(later, 1)]

@@ -9,12 +9,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from largebatch.amp import Precision
 from largebatch.pipeline import ImageFolder, Loader, Transform
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training.evaluate import Meter, average_buffers, evaluate
+from largebatch.recipes.training.evaluate import Meter, evaluate
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
@@ -33,18 +32,6 @@ def right(batches, most):
     logits, labels = (torch.cat([b[i] for b in batches]) for i in (1, 2))
     above = (logits > logits[range(len(labels)), labels][:, None]).sum(1)  # the correct class
     return 100 * (above < most).double().mean().item()
-
-
-def test_buffers_become_their_means_over_all_ranks(monkeypatch):
-    here, there = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-    here.running_mean.fill_(1.0)
-    there.running_mean.fill_(4.0)
-    of_there = torch.cat([there.running_mean, there.running_var]).double()
-    monkeypatch.setattr(Job, "sum", lambda job, values: values + of_there)
-    with torch.no_grad():
-        average_buffers(here, Job(0, 2, 2, torch.device("cpu")))
-    assert here.running_mean.tolist() == [2.5, 2.5, 2.5]
-    assert here.running_var.tolist() == [1.0, 1.0, 1.0]
 
 
 #: Steps between two readings: the sizes of their micro-batches, and whether accuracy is measured.

@@ -86,19 +86,17 @@ def test_ranks_clip_by_the_norm_of_the_reduced_gradient(tmp_path):
 # --- noise: gradient_noise_every ---------------------------------------------------------------
 
 
-class Biased(Small):
-    """The small network without dropout and with much to learn."""
-
-    def __init__(self, classes):
-        super().__init__(classes)
-        self[-2].p = 0
-        with torch.no_grad():
-            self[-1].bias[0] = 3  # which most images are not
+def with_much_to_learn(classes):
+    """The small network without dropout, which expects of each image the same class."""
+    model = Small(classes)
+    model[-2].p = 0
+    torch.nn.init.constant_(model[-1].bias[:1], 3.0)
+    return model
 
 
 @pytest.fixture
 def biased():
-    with small_networks(Biased):
+    with small_networks(with_much_to_learn):
         yield
 
 

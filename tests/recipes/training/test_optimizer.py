@@ -1,4 +1,4 @@
-"""The optimizer in runs: its implementation, momentum correction, and Muon on several ranks."""
+"""The optimizer on several ranks: its implementation, and the work of Muon."""
 
 from dataclasses import replace
 from unittest import mock
@@ -16,30 +16,13 @@ from tests.recipes.runs import (
     double_precision,
     largest_difference,
     make,
-    train,
     weights,
 )
 from tests.recipes.training.small import SYNTHETIC, small_networks
 
-pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+pytestmark = pytest.mark.slow("trains small networks on two ranks")
 
 SHORT = [*SYNTHETIC, "micro_batch_size=6", "evaluate_every=null", "track=[]"]
-
-
-def test_the_corrected_dialect_takes_the_steps_of_a_rate_outside_the_buffer(tmp_path):
-    """Momentum correction: Goyal et al. 2017, section 3, remark 2.
-
-    The rate rises, doubles with the batch, and falls. It is never 0: there is no correction then.
-    """
-    keys = ["optimizer.lr=2", "schedule.start=0.5", "epochs=3", "optimizer.dialect="]
-    keys[:0] = [*SHORT, "stages=[{from: 6, batch_size: 24, lr: linear}]"]
-    with small_networks(hidden=8), double_precision():
-        outside, corrected, inside = (
-            train(None, tmp_path / dialect, *keys[:-1], keys[-1] + dialect)
-            for dialect in ("torch", "mlperf-corrected", "mlperf")
-        )
-    assert largest_difference(corrected, outside) < ROUNDING
-    assert largest_difference(inside, outside) > 0.1
 
 
 NO_COMPILER = "RuntimeError: Failed to find C compiler"
