@@ -50,11 +50,6 @@ def skipped(run_dir):
     return sorted(places), {line["what"] for line in lines}
 
 
-def test_a_bad_image_stops_a_run_with_its_name(damaged, tmp_path):
-    with pytest.raises(DataError, match=r"train/(ant/000|cat/004).JPEG cannot be decoded"):
-        train(damaged, tmp_path / "run")
-
-
 def test_a_damaged_image_is_used_unless_images_are_verified(photos, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(photos, root)
@@ -135,9 +130,8 @@ def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
         load("digits", ["data.source=synthetic", "data.holdout=20"])
 
 
-@pytest.mark.parametrize("bound", [0.0, 1.1])
-def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch, bound):
-    monkeypatch.setattr(closing, "INPUT_BOUND", bound)
+def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(closing, "INPUT_BOUND", 0.0)
     trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
     trainer.loader.reader.read_seconds = 1e6  # a slow disk
     trainer.run()
@@ -146,13 +140,8 @@ def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeyp
     assert len(waits) == 3
     assert sum(waits) == pytest.approx(line["wait_seconds"], abs=1e-4)
     assert summary["longest_wait_seconds"] == max(waits)
-    output = capsys.readouterr().out
-    assert "waiting for data" in output
-    if bound > 1:
-        assert summary["input_advice"] == []
-        assert "suggestion" not in output
-        return
     assert summary["input_advice"][1].startswith("shards: files of ")
+    output = capsys.readouterr().out
     assert "training waited for data: an image takes" in output
     assert "suggestion: shards" in output
 
@@ -185,14 +174,12 @@ def test_a_run_that_an_older_version_began_has_a_summary(tmp_path, logged, longe
     ],
 )
 def test_advice_leaves_out_the_first_wait(tmp_path, monkeypatch, waits, share, advised):
-    summary = results(
-        tmp_path,
-        *(
-            {"step": step, "seconds": seconds, "images_per_second": images / seconds, "top1": 0.0}
-            | {"wait_seconds": sum(own), "step_wait_seconds": own}
-            for step, seconds, images, own in ((1, 7.0, 200, waits[:1]), (3, 3.0, 300, waits[1:]))
-        ),
+    lines = (
+        {"step": step, "seconds": seconds, "images_per_second": images / seconds, "top1": 0.0}
+        | {"wait_seconds": sum(own), "step_wait_seconds": own}
+        for step, seconds, images, own in ((1, 7.0, 200, waits[:1]), (3, 3.0, 300, waits[1:]))
     )
+    summary = results(tmp_path, *lines)
     assert summary["wait_share"] == pytest.approx(sum(waits) / 10, abs=1e-4)
     assert summary["startup_seconds"] == waits[0]
     assert summary["steady_wait_share"] == pytest.approx(share, abs=1e-4)

@@ -22,6 +22,7 @@ from tests.recipes.training.small import small_networks, small_trainer
 SHORT = ["stop_after=4", "log_every=2", "evaluate_every=4", "checkpoint.every=null"]
 MORE = ["ema.decay=0.9", "optimizer.clip_grad_norm=1", "precision=fp16", "loss_scale=128"]
 TRUST = "trust_ratios_every=2"
+ENVIRONMENT = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 SEEN, ENDS = [], []  # of W&B: each call of log with its run; top1 in the summary, and exit code
 
 
@@ -33,9 +34,8 @@ def tracked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, small_networks():
         for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "MLFLOW_TRACKING_URI"):
             patch.delenv(name, raising=False)
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_SILENT", "true")
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
         patch.setattr(closing, "write_picture", lambda run_dir, title: run_dir)
         log, finish = wandb.Run.log, wandb.Run.finish
         patch.setattr(wandb.Run, "log", lambda run, v: SEEN.append((run, v)) or log(run, v))
