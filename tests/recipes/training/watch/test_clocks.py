@@ -157,7 +157,6 @@ def test_the_trainer_counts_each_part_where_it_belongs(small, tmp_path, monkeypa
 
 # --- the phases of a step -------------------------------------------------------------------
 
-
 NAMES = ("input", "forward", "backward", "optimizer")
 
 

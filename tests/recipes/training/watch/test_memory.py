@@ -1,4 +1,4 @@
-"""The memory of a step: what is counted, against tensors that exist and against a process."""
+"""The memory of a step: what is counted, against tensors that exist."""
 
 import gc
 import json
