@@ -121,7 +121,9 @@ def test_a_run_shows_all_its_readings_and_evaluations(photos, tmp_path, capsys, 
     assert (written.count("train  epoch"), written.count("val    epoch")) == (0, 1)
 
 
-@pytest.mark.parametrize(("earlier", "best"), [(99.5, "99.50% at epoch 1.50"), (None, "30.00% at")])
+@pytest.mark.parametrize(
+    ("earlier", "best"), [(99.5, "99.50% at epoch 1.50"), (None, "30.00% at epoch 2.00")]
+)
 def test_the_best_evaluation_of_a_resumed_run_is_that_of_all_its_parts(tmp_path, earlier, best):
     lines = [{"top1": None}, {}, {"top1": earlier}]
     with open(tmp_path / "metrics.jsonl", "w") as file:
