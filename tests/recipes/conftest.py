@@ -4,6 +4,7 @@ import pytest
 
 from tests.recipes.hub import hub as hub
 from tests.recipes.runs import double_precision, make, train, weights
+from tests.recipes.training.small import small as small
 
 
 @pytest.fixture(autouse=True)

@@ -1,40 +1,39 @@
-"""When a run is compiled: a decision of all its ranks, for the whole run."""
+"""Compilation: whether a run is compiled, which graphs there are, and what they overwrite."""
 
 import json
 import os
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.parallel import DistributedDataParallel
 
+from largebatch.amp import Precision
+from largebatch.lars import LARS
 from largebatch.pipeline import Phase, Stage, lay_out
+from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import device
+from largebatch.recipes.training.evaluate import Meter
+from largebatch.recipes.training.step import TrainingStep
 from tests.ranks import run_ranks
 from tests.recipes.runs import assert_same, make, weights
-from tests.recipes.training.small import small, small_networks, small_trainer
+from tests.recipes.training.small import Small, small_networks, small_trainer
 
-__all__ = ["small"]  # a fixture
+BATCHES = st.lists(st.sampled_from([8, 16, 32]), min_size=1, max_size=3)
 
 
-@given(
-    ranks=st.sampled_from([1, 2, 4]),
-    batches=st.lists(st.sampled_from([8, 16, 32]), min_size=1, max_size=3),
-    images=st.integers(60, 200),
-    epochs=st.integers(3, 5),
-)
+@given(st.sampled_from([1, 2, 4]), BATCHES, st.integers(60, 200), st.integers(3, 5))
 def test_passes_are_those_of_every_step_of_the_whole_run(ranks, batches, images, epochs):
     first, *later = batches
     stages = [Stage(n, batch_size=batch, micro_batch_size=2) for n, batch in enumerate(later, 1)]
-    shape = Phase(0, 12, first, 2)
-    run = lay_out(shape, stages, images=images, world_size=ranks, epochs=epochs)
-    steps = [
-        run.phases[run.phase_index(step)].accumulation(ranks) for step in range(run.total_steps)
-    ]
-    assert device.passes(run) == sum(steps)
+    run = lay_out(Phase(0, 12, first, 2), stages, images=images, world_size=ranks, epochs=epochs)
+    phases = (run.phases[run.phase_index(step)] for step in range(run.total_steps))
+    assert device.passes(run) == sum(phase.accumulation(ranks) for phase in phases)
 
 
 @pytest.fixture
@@ -48,8 +47,24 @@ def compiles(small, monkeypatch):
     return graphs
 
 
-def warnings_of(capsys):
-    return [line for line in capsys.readouterr().err.splitlines() if "compile" in line]
+def inputs_of(graph):
+    """The inputs that a graph was compiled for, without their numbers."""
+    return [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"), [("false", None), ("true", "default"), ("max-autotune", "max-autotune")]
+)
+def test_the_key_gives_the_mode_of_training_and_of_evaluation(
+    small, tmp_path, monkeypatch, value, mode
+):
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda f, **options: modes.append(options) or f)
+    assert load("digits", [f"compile={value}"]).recipe.compile_mode == mode
+    with pytest.raises(RecipeError, match=r"compile: must be .*true"):
+        load("digits", ["compile=fast"])
+    small_trainer(tmp_path, f"compile={value}")
+    assert modes == ([] if mode is None else [{"mode": mode, "dynamic": False}] * 2)
 
 
 def test_a_cpu_compiles_nothing(small, tmp_path):
@@ -77,9 +92,8 @@ def test_the_length_of_the_whole_run_decides_and_a_part_follows_its_first(
 
 
 def test_batch_norm_that_communicates_is_not_compiled(compiles, tmp_path):
-    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    model, cpu = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), torch.device("cpu")
     timeline = small_trainer(tmp_path).timeline
-    cpu = torch.device("cpu")
     assert device._chosen(None, timeline, model, cpu) is False
     assert device._chosen(None, timeline, model[0], cpu) == "default"
 
@@ -93,61 +107,155 @@ def test_a_device_that_cannot_compile_is_one_warning(compiles, tmp_path, monkeyp
         trainer = small_trainer(tmp_path, "stop_after=1")
     trainer.run()
     assert trainer.context.recipe.compile is False
-    (line,) = warnings_of(capsys)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "compile" in line)
     assert line.endswith("nothing: RuntimeError: Failed to find C compiler.")
 
 
 @pytest.mark.slow("compiles a network at three image sizes")
 def test_each_image_size_has_a_static_graph_in_training_and_one_in_evaluation(compiles, tmp_path):
     keys = ["data.image_size=12", "data.eval_resize=24", "epochs=3", "evaluate_every=1ep"]
-    stages = "stages=[{from: 1ep, image_size: 16}, {from: 2ep, image_size: 24}]"
-    ours = small_trainer(tmp_path / "compiled", *keys, stages)
+    keys.append("stages=[{from: 1ep, image_size: 16}, {from: 2ep, image_size: 24}]")
+    ours = small_trainer(tmp_path / "compiled", *keys)
     ours.run()
-    theirs = small_trainer(tmp_path / "eager", *keys, stages, "compile=false")
+    theirs = small_trainer(tmp_path / "eager", *keys, "compile=false")
     theirs.run()
     assert_same(weights(ours), weights(theirs))
     assert ours.context.recipe.compile == "default"
-    shapes = {"training": [], "evaluation": []}
+    images = {True: [], False: []}  # by whether it is of training
     for graph in (graph for graph in compiles.graphs if "conv2d" in graph.code):
-        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        inputs = [node.meta["example_value"] for node in nodes]
-        assert not any(isinstance(x, torch.SymInt) for x in inputs)
-        sizes = [size for x in inputs for size in x.shape]
-        assert not any(isinstance(size, torch.SymInt) for size in sizes)
-        kind = "training" if "cross_entropy" in graph.code else "evaluation"
-        shapes[kind] += [tuple(x.shape) for x in inputs if x.ndim == 4 and x.shape[1] == 3]
-    weight = (6, 3, 3, 3)
-    images = {kind: [x for x in found if x != weight] for kind, found in shapes.items()}
-    assert images["training"] == [(4, 3, 12, 12), (4, 3, 16, 16), (4, 3, 24, 24)]
-    assert images["evaluation"] == [(4, 3, 24, 24)]
+        inputs = inputs_of(graph)
+        numbers = [*inputs, *(size for x in inputs if hasattr(x, "shape") for size in x.shape)]
+        assert not any(isinstance(number, torch.SymInt) for number in numbers)
+        shapes = (tuple(x.shape) for x in inputs if x.ndim == 4 and x.shape[1] == 3)
+        images["cross_entropy" in graph.code] += [x for x in shapes if x != (6, 3, 3, 3)]
+    assert images[True] == [(4, 3, 12, 12), (4, 3, 16, 16), (4, 3, 24, 24)]
+    assert images[False] == [(4, 3, 24, 24)]
     assert torch._dynamo.config.recompile_limit >= 2 * 3 + 2
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         assert torch._inductor.config.compile_threads == ours.loader.cores
 
 
+# --- graphs of torch.compile ------------------------------------------------------------------
+
+
+class Overwriting:
+    """Stands in for torch.compile in a mode with CUDA graphs (torch._inductor.cudagraph_trees).
+
+    When a new iteration is marked, all that the compiled code returned before has no content:
+    losses, logits, and gradients as the backward pass returned them. What autograd adds to
+    gradients that were there stays.
+    """
+
+    def __init__(self, model):
+        self.marks, self._parameters = 0, list(model.parameters())
+        self._returned, self._held = [], {}
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, parameter):
+        if self._held.get(parameter) != parameter.grad.data_ptr():
+            self._returned.append(parameter.grad)
+
+    def compile(self, forward):
+        def compiled(images, labels):
+            self._held = {p: p.grad.data_ptr() for p in self._parameters if p.grad is not None}
+            outputs = forward(images, labels)
+            self._returned += [output.detach() for output in outputs]
+            return outputs
+
+        return compiled
+
+    def mark(self):
+        self.marks += 1
+        for tensor in self._returned:
+            tensor.fill_(torch.nan)
+        self._returned.clear()
+
+
+@pytest.mark.parametrize(("mode", "micro_batch"), [("reduce-overhead", 4), ("max-autotune", 12)])
+def test_graphs_of_torch_compile_overwrite_nothing_that_is_used(
+    small, tmp_path, monkeypatch, mode, micro_batch
+):
+    keys = [f"micro_batch_size={micro_batch}", "optimizer.clip_grad_norm=0.5"]
+    results = []
+    for compile in ("false", mode):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "compile", lambda f, **_: f)
+            trainer = small_trainer(tmp_path / compile, *keys, f"compile={compile}")
+        overwriting = Overwriting(trainer.model)
+        step = trainer._take_step
+        step._forward = overwriting.compile(step._forward)
+        monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", overwriting.mark)
+        meter, batches = Meter(trainer.job.device), iter(trainer.loader)
+        for _ in range(3):
+            trainer._update(batches, meter)
+            trainer.step += 1
+        results.append((weights(trainer), meter.read(trainer.job), overwriting.marks))
+    (plain, values, marks), (ours, read, begun) = results
+    assert_same(ours, plain)
+    assert read == values
+    assert (marks, begun) == (0, 3 * 12 // micro_batch)
+
+
+# --- on ranks ----------------------------------------------------------------------------------
+
+
+def test_under_ddp_the_network_and_the_loss_are_compiled(compiles):
+    images, labels = torch.randn(8, 3, 12, 12), torch.randint(5, (8,))
+    gradients = []
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for mode in (None, "default"):
+        torch.manual_seed(3)
+        model, precision = Small(5), Precision("bf16")
+        ddp = DistributedDataParallel(precision.convert(model), gradient_as_bucket_view=True)
+        optimizer = LARS(model.parameters(), 1.0, implementation="foreach")
+        step = TrainingStep(model, ddp, optimizer, precision, compile_mode=mode)
+        for place in range(3):
+            step.forward_backward(images, labels, place, 3)
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    dist.destroy_process_group()
+    assert all(map(torch.equal, *gradients))
+    assert ["cross_entropy" in graph.code for graph in compiles.graphs] == [False, True]
+    assert "conv2d" in compiles.graphs[0].code
+
+
 def on_ranks(photos, run_dir):
-    """The weights of a rank after compiled, eager and refused runs, and what was settled."""
+    """Of a rank's compiled, eager and refused runs: weights, what was settled, and graphs.
+
+    Images as the graphs take them that were made before training, and the number made in it.
+    """
     compile, found = torch.compile, []
-    rank = torch.distributed.get_rank()
+    keys = ["precision=fp16-master", "channels_last=true", "comm.algorithm=torus"]
+    keys += ["evaluate_every=null", "stop_after=2"]
     with pytest.MonkeyPatch.context() as patch, small_networks():
-        patch.setattr(torch, "compile", lambda f, **_: compile(f, backend="eager"))
         patch.setattr(device, "DEVICES", ("cpu",))
         patch.setattr(device, "LEAST_PASSES", 0)
         for key, fails in (("auto", None), ("false", None), ("auto", 1)):
-            problem = "no gcc" if rank == fails else ""
+            made = CompileCounterWithBackend("eager")
+            patch.setattr(torch, "compile", lambda f, made=made, **_: compile(f, backend=made))
+            problem = "no gcc" if dist.get_rank() == fails else ""
             patch.setattr(device, "why_it_cannot_compile", lambda _, problem=problem: problem)
-            keys = [f"compile={key}", "evaluate_every=1ep", "comm.algorithm=torus"]
-            trainer = make(photos, f"{run_dir}/{key}-{fails}", *keys)
+            name = f"{run_dir}/{key}-{fails}"
+            trainer = make(photos, name, *keys, f"compile={key}")
+            inputs = [x for graph in made.graphs for x in inputs_of(graph) if x.ndim == 4]
+            images = {(*x.shape, x.dtype, x.stride()) for x in inputs if len(x) == 4}
+            before = len(made.graphs)
             trainer.run()
-            found.append((weights(trainer), trainer.context.recipe.compile))
+            graphs = images, len(made.graphs) - before
+            found.append((weights(trainer), trainer.context.recipe.compile, graphs))
     return found
 
 
 @pytest.mark.slow("compiles a network on two ranks")
-def test_ranks_are_compiled_together_and_compute_as_eager_ones(photos, tmp_path):
+def test_ranks_are_compiled_together_before_the_first_step_and_compute_as_eager_ones(
+    photos, tmp_path
+):
+    """Gradients are reduced in one of two micro-batches only."""
     first, second = run_ranks(2, on_ranks, photos, str(tmp_path))
+    images = (4, 3, 32, 32, torch.float16, (3072, 1, 96, 3))
     for rank in (first, second):
-        assert [mode for _, mode in rank] == ["default", False, False]
-        for trained, _ in rank:
+        assert [mode for _, mode, *_ in rank] == ["default", False, False]
+        assert [graphs for *_, graphs in rank] == [({images}, 0), (set(), 0), (set(), 0)]
+        for trained, *_ in rank:
             learned = [name for name in trained if "weight" in name or "bias" in name]
             assert_same({n: trained[n] for n in learned}, {n: first[1][0][n] for n in learned})

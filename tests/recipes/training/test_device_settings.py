@@ -7,10 +7,8 @@ import torch
 
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import run
-from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.device import DeviceSettings, device_settings
-from largebatch.recipes.training.trainer import Trainer
-from tests.recipes.runs import BASE, JOB, assert_same, largest_difference, make, train, weights
+from tests.recipes.runs import assert_same, largest_difference, make, train, weights
 
 CUDA, CPU = torch.device("cuda", 1), torch.device("cpu")
 BACKENDS = torch.backends
@@ -22,6 +20,7 @@ def settings(device, *overrides):
 
 KEYS = ("channels_last", "cudnn_benchmark", "tf32")
 ON = "channels-last memory format, cuDNN benchmark on, TF32 on"
+OFF = "contiguous memory format, cuDNN benchmark off, TF32 off"
 
 
 @pytest.mark.parametrize(
@@ -30,10 +29,7 @@ ON = "channels-last memory format, cuDNN benchmark on, TF32 on"
         (CUDA, {}, (True, True, True), ON),
         (CUDA, dict.fromkeys(KEYS, "true"), (True, True, True), ON),
         (CUDA, {"tf32": "false"}, (True, True, False), ON[:-2] + "off"),
-        (
-            *(CUDA, dict.fromkeys(KEYS, "false"), (False, False, False)),
-            "contiguous memory format, cuDNN benchmark off, TF32 off",
-        ),
+        (CUDA, dict.fromkeys(KEYS, "false"), (False, False, False), OFF),
         (CPU, {}, (False, None, None), ""),
         (CPU, dict.fromkeys(KEYS, "true"), (True, None, None), "channels-last memory format"),
         (CPU, {"channels_last": "false"}, (False, None, None), ""),
@@ -118,31 +114,16 @@ def test_flags_are_set_and_put_back_whatever_the_caller_has_set(caller, on):
     assert flags() == before
 
 
-class Watch(Callback):
-    """Notes the flags in a step and at the end."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_step_end(self, step):
-        self.seen.append(flags())
-
-    def on_end(self, status, summary):
-        self.seen.append(flags())
-
-
 def test_a_run_has_the_flags_of_its_settings_and_the_caller_his_own(photos, tmp_path):
-    keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/run"]
-    keys += ["stop_after=1", "evaluate_every=null", "track=[]"]
-    watch = Watch()
-    trainer = Trainer.of(load("digits", keys), JOB, quiet=True, callbacks=[watch])
+    trainer, seen = make(photos, tmp_path, "stop_after=1", "evaluate_every=null"), []
     trainer.settings = settings(CUDA)  # flags can be set without a GPU
-    before = flags()
+    update, before = trainer._update, flags()
+    trainer._update = lambda *arguments: seen.append(flags()) or update(*arguments)
     trainer.run()
-    in_a_step, at_the_end = watch.seen
-    assert in_a_step[0] is True
-    assert in_a_step[1][:3] == ["tf32"] * 3
-    assert at_the_end == flags() == before
+    ((benchmark, in_a_step, *_),) = seen
+    assert benchmark is True
+    assert in_a_step[:3] == ["tf32"] * 3
+    assert flags() == before
     assert before[0] is False
 
 
@@ -162,7 +143,7 @@ def test_weights_do_not_depend_on_the_memory_format(photos, tmp_path):
     """Checkpoints, exported weights and their average serve runs in the other format."""
     keys = ["evaluate_every=null", "track=[]", "ema.decay=0.5", "optimizer.lr=0.1"]
     last, plain = "channels_last=true", "channels_last=false"
-    trainer = make(photos, tmp_path / "last", *keys, last, "stop_after=2", "checkpoint.every=2")
+    trainer = make(photos, tmp_path / "last", *keys, last, "stop_after=2")
     convolution = next(p for p in trainer.model.parameters() if p.ndim == 4)
     assert convolution.is_contiguous(memory_format=torch.channels_last)
     start = weights(trainer)
@@ -175,8 +156,8 @@ def test_weights_do_not_depend_on_the_memory_format(photos, tmp_path):
     # Training continues from the checkpoint in either format, and starts from exported weights.
     ends = []
     for key in (last, plain):
-        more = f"resume={tmp_path}/last/checkpoints/step-00000002", "stop_after=3"
-        ends.append(train(photos, tmp_path / key, *keys, key, *more))
         fresh = make(photos, tmp_path / f"init-{key}", key, f"init.from={tmp_path}/last/weights.pt")
         assert_same(weights(fresh), ours)
+        more = f"resume={tmp_path}/last/checkpoints/step-00000002", "stop_after=3"
+        ends.append(train(photos, tmp_path / key, *keys, key, *more))
     assert largest_difference(*ends) < 1e-3 * largest_difference(ends[0], start)

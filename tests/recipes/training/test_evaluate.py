@@ -1,6 +1,7 @@
 """Loss, top-1 and top-5 are those of their definitions, in training and in evaluation."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,17 +9,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from largebatch.amp import Precision
 from largebatch.pipeline import ImageFolder, Loader, Transform
 from largebatch.recipes.ranks import Job
-from largebatch.recipes.training.evaluate import Meter, average_buffers, evaluate
+from largebatch.recipes.training.evaluate import Meter, evaluate
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.host_reads import NoHostReads
 from tests.ranks import run_ranks
 from tests.recipes.runs import JOB, make
+from tests.recipes.training.small import Small
 
 
 def batch(count, generator, classes=7):
@@ -32,18 +32,6 @@ def right(batches, most):
     logits, labels = (torch.cat([b[i] for b in batches]) for i in (1, 2))
     above = (logits > logits[range(len(labels)), labels][:, None]).sum(1)  # the correct class
     return 100 * (above < most).double().mean().item()
-
-
-def test_buffers_become_their_means_over_all_ranks(monkeypatch):
-    here, there = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-    here.running_mean.fill_(1.0)
-    there.running_mean.fill_(4.0)
-    of_there = torch.cat([there.running_mean, there.running_var]).double()
-    monkeypatch.setattr(Job, "sum", lambda job, values: values + of_there)
-    with torch.no_grad():
-        average_buffers(here, Job(0, 2, 2, torch.device("cpu")))
-    assert here.running_mean.tolist() == [2.5, 2.5, 2.5]
-    assert here.running_var.tolist() == [1.0, 1.0, 1.0]
 
 
 #: Steps between two readings: the sizes of their micro-batches, and whether accuracy is measured.
@@ -79,29 +67,14 @@ def test_a_meter_has_the_loss_since_its_reading_and_the_accuracy_of_the_last_ste
             assert values.keys() == {"loss"}
 
 
-class Operators(TorchDispatchMode):
-    """Notes the operators that run on the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
 def test_a_batch_of_training_costs_one_operator_and_no_wait():
-    meter = Meter(JOB.device)
-    each = batch(8, torch.Generator().manual_seed(0))
-    with NoHostReads(), Operators() as operators:
-        for _ in range(3):
-            meter.begin_step(measures_accuracy=False)
+    meter, each = Meter(JOB.device), batch(8, torch.Generator().manual_seed(0))
+    with NoHostReads() as operators:  # where accuracy is measured, it does not wait either
+        for measures in (False, False, False, True):
+            meter.begin_step(measures_accuracy=measures)
             meter.add(*each)
-    assert operators.names == ["add_"] * 3
-    with NoHostReads():  # nor where accuracy is measured
-        meter.begin_step(measures_accuracy=True)
-        meter.add(*each)
+    assert operators.names[:3] == ["add_"] * 3
+    assert operators.names[4] != "add_"
 
 
 @pytest.mark.slow("trains twice")
@@ -139,24 +112,8 @@ def test_training_accuracy_is_that_of_the_steps_that_are_logged(
         assert line["top5"] == 100  # of three classes
 
 
-class Watched(nn.Module):
-    """A small network that notes the form of its images."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU()),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
-        )
-        self.forms = []
-
-    def forward(self, images):
-        self.forms.append((tuple(images.shape), images.stride(), images.dtype))
-        return self.layers(images)
-
-
 def evaluated(root, micro_batch_size, world_size=1, rank=0, **options):
-    """The metrics of a rank's evaluation, the forms that the model saw, and plain results."""
+    """The metrics of a rank's evaluation, forms of the model's images, and outputs with labels."""
     job = Job(rank, world_size, world_size, torch.device("cpu"))
     loader = Loader(
         ImageFolder(root, "val"), Transform(image_size=24, eval_resize=28), training=False,
@@ -165,14 +122,14 @@ def evaluated(root, micro_batch_size, world_size=1, rank=0, **options):
         **options,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = Watched()
-    values = evaluate(model, loader, Precision("fp32"), job)
-    forms = model.forms
-    model.forms = []
+    model, forms = Small(3), []
+    with model.register_forward_pre_hook(
+        lambda _, inputs: forms.append((*inputs[0].shape, inputs[0].stride(), inputs[0].dtype))
+    ):
+        values = evaluate(model, loader, Precision("fp32"), job)
     model.eval()
     with torch.no_grad():
-        plain = [(model(x), y) for x, y in loader]
-    return values, forms, plain, model.forms
+        return values, forms, [(model(x), y) for x, y in loader]
 
 
 def assert_metrics(values, plain):
@@ -184,30 +141,23 @@ def assert_metrics(values, plain):
 @pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("micro_batch_size", [4, 5, 64])  # of 23 images
 def test_a_model_that_is_evaluated_sees_one_shape(photos, micro_batch_size, last):
-    values, forms, plain, plain_forms = evaluated(photos, micro_batch_size, memory_format=last)
-    most = min(micro_batch_size, 23)
-    whole = torch.empty(most, 3, 24, 24, memory_format=last)
-    assert {*forms} == {((most, 3, 24, 24), whole.stride(), torch.float32)}
-    assert len({*plain_forms}) == (1 if micro_batch_size == 64 else 2)  # without padding
+    values, forms, plain = evaluated(photos, micro_batch_size, memory_format=last)
+    shape = min(micro_batch_size, 23), 3, 24, 24
+    strides = torch.empty(shape, memory_format=last).stride()
+    assert {*forms} == {(*shape, strides, torch.float32)}
     assert_metrics(values, plain)
 
 
-@pytest.fixture
-def damaged(photos, tmp_path):
-    """The photos, where the second batch of four has two bad images and the last one only such."""
+def test_batches_with_skipped_images_are_padded_too(photos, tmp_path):
+    """The second batch of four has two bad images and the last one only such."""
     root = tmp_path / "data"
     shutil.copytree(photos, root)
     source = ImageFolder(root, "val")
     for index in (5, 6, *range(20, 23)):
-        with open(source.name(index), "wb"):
-            pass
-    return root
-
-
-def test_batches_with_skipped_images_are_padded_too(damaged):
-    values, forms, plain, plain_forms = evaluated(damaged, 4)
-    assert [shape[0] for shape, *_ in plain_forms] == [4, 2, 4, 4, 4]
-    assert [shape[0] for shape, *_ in forms] == [4] * 5
+        Path(source.name(index)).write_bytes(b"")
+    values, forms, plain = evaluated(root, 4)
+    assert [len(labels) for _, labels in plain] == [4, 2, 4, 4, 4]
+    assert [count for count, *_ in forms] == [4] * 5
     assert_metrics(values, plain)
 
 
@@ -226,6 +176,6 @@ def test_ranks_with_unequal_shares_and_without_images_see_one_shape(photos, tmp_
     cases = {(photos, 64): 6, (photos, 5): 5, (few, 2): 1}
     by_case = zip(*run_ranks(4, ranks_evaluate, *cases), strict=True)
     for found, most in zip(by_case, cases.values(), strict=True):
-        assert {shape[0] for _, forms, *_ in found for shape, *_ in forms} == {most}
+        assert {count for _, forms, _ in found for count, *_ in forms} == {most}
         for values, *_ in found:
-            assert_metrics(values, [each for _, _, plain, _ in found for each in plain])
+            assert_metrics(values, [each for *_, plain in found for each in plain])

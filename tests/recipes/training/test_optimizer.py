@@ -1,4 +1,4 @@
-"""The optimizer in runs: its implementation, momentum correction, and Muon on several ranks."""
+"""The optimizer on several ranks: its implementation, and the work of Muon."""
 
 from dataclasses import replace
 from unittest import mock
@@ -11,41 +11,20 @@ from largebatch.recipes.errors import AgreedError, RecipeError
 from largebatch.recipes.models.optimizers import settle_on_device
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
-    NO_BATCH_NORM,
     ROUNDING,
     assert_same,
     double_precision,
     largest_difference,
     make,
-    train,
     weights,
 )
 from tests.recipes.training.small import SYNTHETIC, small_networks
 
-pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
+pytestmark = pytest.mark.slow("trains small networks on two ranks")
 
-# The rate rises, doubles with the batch, and falls. It is never 0, where there is no correction.
-CHANGING = [
-    "optimizer.lr=2",
-    "schedule.start=0.5",
-    "stages=[{from: 4, batch_size: 32, lr: linear}]",
-    "epochs=3",
-]
+SHORT = [*SYNTHETIC, "micro_batch_size=6", "evaluate_every=null", "track=[]"]
 
 
-def test_the_corrected_dialect_takes_the_steps_of_a_rate_outside_the_buffer(photos, tmp_path):
-    """Momentum correction: Goyal et al. 2017, section 3, remark 2."""
-    keys = [*NO_BATCH_NORM, *CHANGING]
-    with double_precision():
-        outside, corrected, inside = (
-            train(photos, tmp_path / dialect, *keys, f"optimizer.dialect={dialect}")
-            for dialect in ("torch", "mlperf-corrected", "mlperf")
-        )
-    assert largest_difference(corrected, outside) < ROUNDING
-    assert largest_difference(inside, outside) > 0.1
-
-
-KEYS = [*SYNTHETIC, "stop_after=3", "micro_batch_size=6", "evaluate_every=null", "track=[]"]
 NO_COMPILER = "RuntimeError: Failed to find C compiler"
 
 
@@ -62,7 +41,8 @@ def settled_on_ranks(folder):
             mock.patch("largebatch.lars.implementations.triton_launch_error", launch_error),
         ):
             try:
-                trainer = make(None, folder / name, *KEYS, f"optimizer.args.implementation={asked}")
+                keys = [*SHORT, "stop_after=3", f"optimizer.args.implementation={asked}"]
+                trainer = make(None, folder / name, *keys)
             except (RecipeError, torch.AcceleratorError) as error:
                 return error
         trainer._start()
@@ -100,11 +80,8 @@ def test_all_ranks_take_the_implementation_that_each_of_them_has(tmp_path):
     assert isinstance(ranks[1]["device"], torch.AcceleratorError)
 
 
-MUON = [
-    *SYNTHETIC,
-    *("optimizer.name=muon", "optimizer.lr=0.1", "optimizer.nesterov=true", "stop_after=5"),
-    *("micro_batch_size=6", "evaluate_every=null", "track=[]", "optimizer.args.ns_dtype=float64"),
-]
+MUON = [*SHORT, "optimizer.name=muon", "optimizer.lr=0.1", "optimizer.nesterov=true"]
+MUON += ["stop_after=5", "optimizer.args.ns_dtype=float64"]
 
 
 def muon_on_ranks(folder):

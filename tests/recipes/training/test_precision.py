@@ -4,66 +4,58 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from largebatch.amp import PRECISIONS
 from largebatch.recipes.errors import RecipeError, TrainingError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
-from tests.recipes.runs import largest_difference, make, train, weights
+from tests.recipes.runs import assert_same, largest_difference, make, train
 
 pytestmark = pytest.mark.slow("trains and compiles small networks in every precision")
 
 SHORT = ["epochs=1", "evaluate_every=null", "log_every=1"]
 
 
-def losses(run_dir):
-    return [line["loss"] for line in read_metrics(run_dir) if line["split"] == "train"]
-
-
-@pytest.fixture(scope="module")
-def fp32_losses(photos, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fp32")
-    train(photos, folder, *SHORT)
-    return losses(folder)
-
-
-@pytest.mark.parametrize("name", PRECISIONS)
-def test_every_precision_trains_and_exports_fp32(photos, tmp_path, fp32_losses, name):
-    trainer = make(photos, tmp_path / "run", *SHORT, f"precision={name}")
-    trainer.run()
-    assert losses(tmp_path / "run") == pytest.approx(fp32_losses, rel=0.05)
-    held = {p.dtype for p in trainer.model.parameters()}
-    assert held == {torch.float32, PRECISIONS[name].parameters}
-    exported = torch.load(tmp_path / "run" / "weights.pt")
-    assert exported.keys() == trainer.model.state_dict().keys()
-    assert {v.dtype for v in exported.values()} == {torch.float32, torch.int64}
-    if PRECISIONS[name].masters:
-        assert torch.equal(exported["fc.weight"], trainer.optimizer.state[
-            trainer.model.fc.weight]["master"])  # fmt: skip
+def test_every_precision_trains_and_exports_fp32(photos, tmp_path):
+    losses = {}
+    for name, form in PRECISIONS.items():
+        trainer = make(photos, tmp_path / name, *SHORT, f"precision={name}")
+        trainer.run()
+        losses[name] = [line["loss"] for line in read_metrics(tmp_path / name)]
+        assert losses[name] == pytest.approx(losses["fp32"], rel=0.05)
+        held = {p.dtype for p in trainer.model.parameters()}
+        assert held == {torch.float32, form.parameters}
+        exported = torch.load(tmp_path / name / "weights.pt")
+        assert exported.keys() == trainer.model.state_dict().keys()
+        assert {v.dtype for v in exported.values()} == {torch.float32, torch.int64}
+        if form.masters:
+            master = trainer.optimizer.state[trainer.model.fc.weight]["master"]
+            assert torch.equal(exported["fc.weight"], master)
 
 
 def ranks_run(root, run_dir, *keys):
     trainer = make(root, run_dir, *keys)
     trainer.run()
-    for name, parameter in trainer.model.named_parameters():
-        for value in (parameter.detach(), trainer.optimizer.state[parameter]["momentum_buffer"]):
-            first = value.clone()
-            dist.broadcast(first, 0)
-            assert torch.equal(first, value), name
-    return weights(trainer)
+    state = trainer.optimizer.state
+    momenta = {n: state[p]["momentum_buffer"] for n, p in trainer.model.named_parameters()}
+    return learned(trainer), momenta
+
+
+def learned(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
 def test_ranks_make_the_same_updates_with_half_gradients_on_the_wire(photos, tmp_path):
     keys = ["precision=fp16-master", "comm.ranks_per_node=1"]
-    alone = train(photos, tmp_path / "alone", *keys[:1])
-    start = weights(make(photos, tmp_path / "start", *keys[:1]))
-    ours = run_ranks(2, ranks_run, photos, tmp_path / "ranks", *keys)[0]
-    names = [n for n in ours if ours[n].is_floating_point() and "running" not in n]
-    moved = largest_difference({n: alone[n] for n in names}, {n: start[n] for n in names})
-    apart = largest_difference({n: ours[n] for n in names}, {n: alone[n] for n in names})
-    assert apart < 0.1 * moved
+    alone = make(photos, tmp_path / "alone", *keys[:1])
+    start = learned(alone)
+    alone.run()
+    (ours, momenta), others = run_ranks(2, ranks_run, photos, tmp_path / "ranks", *keys)
+    assert_same(ours, others[0])
+    assert_same(momenta, others[1])
+    end = learned(alone)
+    assert largest_difference(ours, end) < 0.1 * largest_difference(end, start)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +76,7 @@ def test_the_loss_scale_of_the_recipe_is_used_and_logged(photos, tmp_path, key, 
         (["loss_scale=true"], "loss_scale: must be a positive number"),
         (["max_skipped_steps=0"], "max_skipped_steps: .*greater than 0"),
         (["precision=O3", "optimizer.name=sgd"], "precision: sgd cannot unscale FP16"),
+        *(([f"optimizer.clip_grad_norm={value}"], r"clip_grad_norm: ") for value in (0, -1, "big")),
     ],
 )
 def test_invalid_values_are_refused_by_key(overrides, message):
@@ -120,21 +113,17 @@ def test_the_last_good_checkpoint_is_named_and_can_be_resumed(photos, tmp_path):
     path = tmp_path / "checkpoints" / "step-00000003"
     assert f"the last good checkpoint is {path}" in message
     assert message.endswith(f"and continue from there with resume={path}")
-    again = make(photos, tmp_path / "again", *good, f"resume={path}")
-    again.run()
-    assert all(v.isfinite().all() for v in weights(again).values())
+    again = train(photos, tmp_path / "again", *good, f"resume={path}")
+    assert all(v.isfinite().all() for v in again.values())
 
 
 def test_weights_that_are_not_finite_are_not_saved_though_the_loss_was_finite(photos, tmp_path):
     keys = [*DIVERGES, "checkpoint.every=1", "log_every=7", "evaluate_every=null"]
     _, message = diverge(photos, tmp_path, *keys, "optimizer.lr=3e38")
     assert "weights or batch statistics are not finite at step" in message
-    assert all(v.isfinite().all() for v in _saved(tmp_path / "checkpoints"))
-
-
-def _saved(folder):
-    for path in folder.iterdir():
-        yield from torch.load(path / "model.pt", weights_only=True)["parameters"].values()
+    for path in (tmp_path / "checkpoints").iterdir():
+        saved = torch.load(path / "model.pt", weights_only=True)["parameters"]
+        assert all(v.isfinite().all() for v in saved.values())
 
 
 @pytest.mark.parametrize("waits", [True, False])

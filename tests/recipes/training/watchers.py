@@ -9,6 +9,11 @@ from largebatch.recipes.training.callbacks import Callback
 SEEN = []
 
 
+def noted(hook, facts=lambda *arguments: arguments):
+    """A hook that notes its name, and facts of what it is called with."""
+    return lambda self, *arguments: SEEN.append((hook, *facts(*arguments)))
+
+
 class Recorder(Callback):
     """Records every hook, on rank 0."""
 
@@ -23,28 +28,17 @@ class Recorder(Callback):
         assert run.job.rank or (run.run_dir / "recipe.yaml").exists()
         SEEN.append(("start", run.step, run.continues))
 
-    def on_step_begin(self, step):
-        SEEN.append(("step begin", step))
+    on_step_begin = noted("step begin")
 
     def on_step_end(self, step):
         self.count += 1
         SEEN.append(("step end", step))
 
-    def on_log(self, metrics):
-        SEEN.append(("log", metrics.split, metrics.step))
-
-    def on_evaluation_begin(self, step):
-        SEEN.append(("evaluation begin", step))
-
-    def on_evaluation_end(self, step, values):
-        SEEN.append(("evaluation end", step, sorted(values)))
-
-    def on_checkpoint(self, step, path):
-        assert (path / "state.json").exists()
-        SEEN.append(("checkpoint", step))
-
-    def on_end(self, status, summary):
-        SEEN.append(("end", status, "step" in summary))
+    on_log = noted("log", lambda metrics: (metrics.split, metrics.step))
+    on_evaluation_begin = noted("evaluation begin")
+    on_evaluation_end = noted("evaluation end", lambda step, values: (step, sorted(values)))
+    on_checkpoint = noted("checkpoint", lambda step, path: (step, (path / "state.json").exists()))
+    on_end = noted("end", lambda status, summary: (status, "step" in summary))
 
     def state_dict(self):
         return {"count": self.count}
@@ -70,6 +64,10 @@ class Fails(Callback):
     def __init__(self, hook):
         self.hook = hook
 
+    def fail(self, hook):
+        if hook == self.hook:
+            raise ValueError("out of order")
+
     def on_start(self, run):
         self.fail("on_start")
 
@@ -81,10 +79,6 @@ class Fails(Callback):
 
     def state_dict(self):
         return {"held": {1, 2}} if self.hook == "state_dict" else {}
-
-    def fail(self, hook):
-        if hook == self.hook:
-            raise ValueError("out of order")
 
 
 def not_a_callback():

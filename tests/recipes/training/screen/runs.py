@@ -26,18 +26,14 @@ def prepared(name, *keys, ranks=1, per_node=1):
     made = build.prepare(loaded, job, place)
     made = replace(made, plan=build.build_plan(loaded.recipe, topology))
     said = []
+    of_both = ("model", "optimizer", "loader", "val_loader", "timeline", "last_step")
     run = RunContext(
         name=loaded.name,
         recipe=loaded.recipe,
         job=job,
         run_dir=place.folder,
-        model=made.model,
-        optimizer=made.optimizer,
-        loader=made.loader,
-        val_loader=made.val_loader,
-        timeline=made.timeline,
+        **{name: getattr(made, name) for name in of_both},
         step=0,
-        last_step=made.last_step,
         continues=False,
         say=said.append,
         warn=lambda text: said.append(f"largebatch: warning: {text}"),

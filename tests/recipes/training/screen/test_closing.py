@@ -1,7 +1,6 @@
 """The end of a run: a golden text, the facts behind it, and commands that run as shown."""
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -23,13 +22,7 @@ from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.folder.outcome import Metrics
 from largebatch.recipes.training.process import age_seconds
 from largebatch.recipes.training.screen import closing
-from largebatch.recipes.training.screen.closing import (
-    _target,
-    ending_facts,
-    next_commands,
-    resume_commands,
-    say,
-)
+from largebatch.recipes.training.screen.closing import next_commands, resume_commands
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.tune.learning_rate.search import Search
 from tests.recipes.runs import BASE, JOB, make
@@ -48,19 +41,18 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def line(split, step, seconds, **values):
-    return {"split": split, "step": step, "epoch": step / 4, "seconds": seconds, **values}
-
-
 LINES = [
-    line("train", 2, 1.0, images_per_second=1000.0),
-    line("val", 4, 10.0, top1=None),
-    line("train", 4, 2.0, images_per_second=1300.0),
-    {"split": "trust_ratio", "step": 4, "epoch": 1.0},
-    line("val", 7, 20.0, top1=51.0),
-    line("train", 7, 4.0),  # of the same steps, written after the evaluation
-    line("train", 8, 8.0, images_per_second=1200.0),
-    line("val", 8, 40.0, top1=49.5),
+    {"split": split, "step": step, "epoch": step / 4, **values}
+    for split, step, values in (
+        ("train", 2, {"seconds": 1.0, "images_per_second": 1000.0}),
+        ("val", 4, {"seconds": 10.0, "top1": None}),
+        ("train", 4, {"seconds": 2.0, "images_per_second": 1300.0}),
+        ("trust_ratio", 4, {}),
+        ("val", 7, {"seconds": 20.0, "top1": 51.0}),
+        ("train", 7, {"seconds": 4.0}),  # of the same steps, written after the evaluation
+        ("train", 8, {"seconds": 8.0, "images_per_second": 1200.0}),
+        ("val", 8, {"seconds": 40.0, "top1": 49.5}),
+    )
 ]
 SPENT = {"training": 60.0, "evaluation": 20.0, "checkpoints": 0.0, "start_up": 15.0, "rest": 5.0}
 PHASES = {"input_seconds": 6.0, "forward_seconds": 18.0, "backward_seconds": 30.0}
@@ -77,9 +69,9 @@ def test_closings(golden):
 
     def close(title, status, run, step, phases=None, **further):
         clock = SimpleNamespace(facts=lambda: {**TIMES, "training_time": phases or {}})
-        facts = ending_facts(status, run, clock, step)
+        facts = closing.ending_facts(status, run, clock, step)
         paths = {"run folder": run.run_dir, "report": run.run_dir / "report.png"}
-        say(run, status, facts | further, paths)
+        closing.say(run, status, facts | further, paths)
         assert all(len(line) <= 100 or RUN in line for text in said for line in text.splitlines())
         shown[title] = "\n".join(said)
         said.clear()
@@ -90,10 +82,9 @@ def test_closings(golden):
     hit = {"accuracy": 50.0, "top1": 51.0, "step": 7, "epoch": 1.75, "seconds": 37.0}
     assert facts["target"] == hit
     lines = Metrics(tuple(LINES))
-    assert _target(60.5, lines) is _target(None, lines) is None
-    last = line("val", 8, 40.0, top1=49.5, top5=90.0, ema_top1=52.0)
+    assert closing._target(60.5, lines) is closing._target(None, lines) is None
     with metrics.open("a") as file:
-        file.write(json.dumps(last) + "\n")
+        file.write(json.dumps({**LINES[-1], "top5": 90.0, "ema_top1": 52.0}) + "\n")
     close("finished, an average is better, and it waited for its data", "finished", run, total,
           input_advice=ADVICE)  # fmt: skip
     close("stopped without a checkpoint", "stopped", run, 9)
@@ -121,8 +112,7 @@ def test_a_model_of_our_own_is_exported_in_a_form_that_it_has():
 @pytest.mark.parametrize("name", ["a #b", "null", "2024", "runs/2: a", "[x]"])
 def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
     run, *_ = prepared("digits", *SYNTHETIC, *BASE, "run_dir=run")
-    run = replace(run, run_dir=Path(name))
-    words = shlex.split(*resume_commands(run))
+    words = shlex.split(*resume_commands(replace(run, run_dir=Path(name))))
     assert words[:3] == ["largebatch", "train", f"{name}/recipe.yaml"]
     assert load("digits", words[3:-1]).recipe.run_dir == name
 
@@ -232,25 +222,26 @@ def test_only_a_process_that_was_started_for_a_run_counts_its_age(photos, monkey
 
 
 @pytest.mark.slow("starts two processes twice")
-def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos):
+def test_two_ranks_stopped_by_a_signal_are_resumed_as_shown(photos, monkeypatch):
     """The command in the output starts both ranks again, with the recipe as it was overridden."""
     words = ["digits", "--nproc", "2", *BASE, f"data.path={photos}", f"run_dir={RUN}", "epochs=200"]
     words += ["comm.algorithm=ring", "log_every=1", "evaluate_every=null"]
     program = [sys.executable, "-m", "largebatch.recipes"]
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[4] / 'src'}"}
-    environment |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[4] / 'src'}")
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([*program, "train", *words], env=environment, **streams) as process:
+    with subprocess.Popen([*program, "train", *words], **streams) as process:
         output = ""
         for line in process.stdout:
             output += line
             if re.search(r"\bstep +3 ", line):
                 process.send_signal(signal.SIGUSR1)  # which torchrun must be told to pass on
-    resume = content("ending.json")["next"][0]
+    ending = content("ending.json")
+    resume, step = ending["next"][0], ending["step"]
     assert output.count(f"\nnext:\n  {resume}\n") == 1, output  # of rank 0 alone
-    step = content("ending.json")["step"]
     resume = [*program, *shlex.split(resume)[1:], f"stop_after={step + 2}"]
-    again = subprocess.run(resume, env=environment, **streams)
+    again = subprocess.run(resume, **streams)
     assert again.returncode == 0, again.stdout
     assert f"at step {step}\n" in again.stdout
     assert "x 2 ranks on one node" in again.stdout

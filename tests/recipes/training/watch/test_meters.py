@@ -129,18 +129,12 @@ def test_ranks_are_named_once_it_lasts_and_once_it_is_over():
 
 
 def run_with(photos, run_dir):
-    steps = {"epochs": 8, "log_every": 2, "evaluate_every": "null", "batch_size": 12}
-    trainer = make(photos, run_dir, *(f"{key}={value}" for key, value in steps.items()))
-    rank = dist.get_rank()
+    keys = ["epochs=4", "log_every=2", "evaluate_every=null", "batch_size=12"]
+    trainer, rank = make(photos, run_dir, *keys), dist.get_rank()
     meters.peak_memory_bytes = lambda device: 1000.0 + rank
     if rank == 1:
         read = trainer.loader.reader._read
-
-        def read_late(*arguments, **options):
-            time.sleep(0.5)
-            return read(*arguments, **options)
-
-        trainer.loader.reader._read = read_late
+        trainer.loader.reader._read = lambda *of, **options: time.sleep(0.5) or read(*of, **options)
     lines = []
     trainer.display.say = trainer._readings.stragglers._warn = lines.append
     trainer.run()
@@ -151,11 +145,9 @@ def run_with(photos, run_dir):
 def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path):
     lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run")
     (line,) = [line for line in lines if "other ranks wait" in line]
-    place = lines.index(line)
-    before, after = ([x for x in part if x.startswith("train ")] for part in
-                     (lines[:place], lines[place + 1 :]))  # fmt: skip
-    assert not any("slow: " in x for x in before)
-    assert after[0].endswith("  slow: rank 1")  # and on, until it is over
+    readings = [x for x in lines if x.startswith("train ") or x == line]
+    marked = [x.endswith("  slow: rank 1") for x in readings]
+    assert marked.index(True) == readings.index(line) + 1  # and on, until it is over
     assert line.startswith("the other ranks wait for rank 1 (")
     assert line.endswith("the difference in waiting for data")
     train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]

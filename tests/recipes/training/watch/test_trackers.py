@@ -13,29 +13,29 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.screen import closing
 from tests.ranks import run_ranks
 from tests.recipes.runs import make, train
+from tests.recipes.training.small import small_networks, small_trainer
 
 SHORT = ["stop_after=4", "log_every=2", "evaluate_every=4", "checkpoint.every=null"]
 MORE = ["ema.decay=0.9", "optimizer.clip_grad_norm=1", "precision=fp16", "loss_scale=128"]
 TRUST = "trust_ratios_every=2"
+ENVIRONMENT = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
 SEEN, ENDS = [], []  # of W&B: each call of log with its run; top1 in the summary, and exit code
 
 
 @pytest.fixture(scope="module")
-def tracked(photos, tmp_path_factory):
+def tracked(tmp_path_factory):
     """A run folder with all trackers, stopped and resumed: importing MLflow takes seconds, and so
     does the making of its database."""
     folder = tmp_path_factory.mktemp("tracked") / "run"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, small_networks():
         for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "MLFLOW_TRACKING_URI"):
             patch.delenv(name, raising=False)
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_SILENT", "true")
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        picture = "largebatch.recipes.training.screen.closing.write_picture"
-        patch.setattr(picture, lambda run_dir, title: run_dir)
-        keys = [*SHORT, *MORE, TRUST, "track=[tensorboard,wandb,mlflow]"]
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setattr(closing, "write_picture", lambda run_dir, title: run_dir)
         log, finish = wandb.Run.log, wandb.Run.finish
         patch.setattr(wandb.Run, "log", lambda run, v: SEEN.append((run, v)) or log(run, v))
 
@@ -44,9 +44,9 @@ def tracked(photos, tmp_path_factory):
             finish(run, exit_code)
 
         patch.setattr(wandb.Run, "finish", ends)
-        train(photos, folder, *keys, "stop_after=2", "evaluate_every=null")
-        trainer = make(photos, folder, *keys, "resume=true")
-        trainer.run()
+        keys = [*SHORT, *MORE, TRUST, "track=[tensorboard,wandb,mlflow]"]
+        small_trainer(folder, *keys, "stop_after=2", "evaluate_every=null").run()
+        small_trainer(folder, *keys, "resume=true").run()
     return folder
 
 
@@ -56,12 +56,12 @@ def lines(tracked):
     found = {}
     for line in read_metrics(tracked):
         if line["split"] in ("train", "val"):
-            for name, value in line.items():
-                if isinstance(value, float | int) and name != "step" and name != "epoch":
-                    key = f"{line['split']}/{name}"
-                    found.setdefault(key, []).append((line["step"], pytest.approx(value)))
-    assert {"train/loss", "train/lr", "train/memory_bytes", "train/loss_scale"} <= set(found)
-    assert {"train/gradient_norm", "val/top1", "val/top5", "val/ema_top1"} <= set(found)
+            for name in line.keys() - {"split", "step", "epoch", "step_wait_seconds"}:
+                values = found.setdefault(f"{line['split']}/{name}", [])
+                values.append((line["step"], pytest.approx(line[name])))
+    some = {"loss", "lr", "memory_bytes", "loss_scale", "gradient_norm"}
+    assert {f"train/{name}" for name in some} <= found.keys()
+    assert {"val/top1", "val/top5", "val/ema_top1"} <= found.keys()
     assert [step for step, _ in found["train/loss"]] == [2, 4]
     return found
 
@@ -74,7 +74,7 @@ def test_tensorboard_holds_scalars_by_split_and_histograms(tracked, lines):
     assert [step for step, _ in found.pop("epoch")] == [2, 4, 4]
     assert found == {key: [(s, pytest.approx(v.expected, rel=1e-5)) for s, v in values]
                      for key, values in lines.items()}  # fmt: skip
-    assert "trust_ratio/conv1.0.weight" in events.Tags()["histograms"]
+    assert "trust_ratio/0.weight" in events.Tags()["histograms"]
 
 
 def test_wandb_gets_config_and_metrics_under_one_id(tracked, lines):
@@ -83,15 +83,13 @@ def test_wandb_gets_config_and_metrics_under_one_id(tracked, lines):
     assert len(runs) == 2  # with the resumed one
     assert (runs[0].project, runs[0].name) == ("largebatch", "digits/run")
     assert runs[0].config["optimizer"]["name"] == "lars"
-    found, histograms = {}, set()
+    found = {}
     for _, values in SEEN:
         for name in values.keys() - {"step", "epoch"}:
-            if name.startswith("trust_ratio/"):
-                histograms.add(name)
-            else:
-                found.setdefault(name, []).append((values["step"], values[name]))
-    assert found == lines
-    assert "trust_ratio/conv1.0.weight" in histograms
+            found.setdefault(name, []).append((values["step"], values[name]))
+    histograms = {name for name in found if name.startswith("trust_ratio/")}
+    assert {name: found[name] for name in found.keys() - histograms} == lines
+    assert "trust_ratio/0.weight" in histograms
     assert [(None, 0), (lines["val/top1"][-1][1], 0)] == ENDS
 
 
@@ -101,38 +99,40 @@ def test_mlflow_holds_parameters_and_metrics_of_one_run(tracked, lines):
     client = MlflowClient(tracking_uri=f"sqlite:///{tracked / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("largebatch")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
-    assert run.info.run_name == "digits/run"
-    assert run.data.params["optimizer.name"] == "lars"
-    assert run.data.params["batch_size"] == "16"
-    assert run.data.params["stop_after"] == "2"  # as it was when the run was first started
-    names = [n for n in run.data.metrics if n != "epoch" and not n.startswith("summary/")]
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "digits/run")
+    # As they were when the run was first started.
+    wanted = {"optimizer.name": "lars", "batch_size": "12", "stop_after": "2"}
+    assert wanted.items() <= run.data.params.items()
     found = {
         name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
-        for name in names
+        for name in run.data.metrics
+        if name != "epoch" and not name.startswith("summary/")
     }
     assert found == lines
     assert run.data.metrics["summary/top1"] == lines["val/top1"][-1][1]
 
 
 @pytest.mark.slow("starts each tracker")
-def test_ids_are_in_the_checkpoint_and_another_folder_is_another_run(photos, tracked, monkeypatch):
-    state = json.loads((tracked / "checkpoints/step-00000004/state.json").read_text())
-    saved = state["callbacks"]
+def test_ids_are_in_the_checkpoint_and_another_folder_is_another_run(small, tracked, monkeypatch):
+    checkpoint, asked = tracked / "checkpoints/step-00000004", {}
+    saved = json.loads((checkpoint / "state.json").read_text())["callbacks"]
     assert set(saved) == {"wandb", "mlflow"}
-    keys = ["track=[wandb]", f"resume={tracked / 'checkpoints/step-00000004'}", "stop_after=6"]
-    asked = {}
 
     def init(**options):
         asked.update(options)
         raise OSError("no network")
 
     monkeypatch.setattr("wandb.init", init)
-    for folder, ours in ((tracked, "resume=true"), (tracked.parent / "fork", keys[1])):
-        trainer = make(photos, folder, *SHORT, keys[0], keys[2], ours)
+    fork = tracked.parent / "fork"
+    for folder, ours, found in (
+        (tracked, "true", saved["wandb"]["id"]),
+        (fork, f"{checkpoint}", None),
+    ):
+        keys = [*SHORT, "track=[wandb]", "stop_after=6", f"resume={ours}"]
+        trainer = small_trainer(folder, *keys)
         with pytest.raises(RecipeError, match=r"track: wandb cannot start: no network; valid: log"):
             trainer.run()
-        assert asked["id"] == (saved["wandb"]["id"] if ours == "resume=true" else None)
+        assert asked["id"] == found
 
 
 def test_a_missing_package_is_one_line_with_the_command(photos, tmp_path, monkeypatch):
@@ -140,10 +140,8 @@ def test_a_missing_package_is_one_line_with_the_command(photos, tmp_path, monkey
     for name, extra in (("tensorboard", "recipes"), ("wandb", "wandb"), ("mlflow", "mlflow")):
         with pytest.raises(RecipeError) as caught:
             make(photos, tmp_path / "run", f"track=[{name}]")
-        assert str(caught.value) == (
-            f"track: {name} is not installed; valid: pip install 'largebatch[{extra}]', or track "
-            f"without {name}"
-        )
+        message = f"track: {name} is not installed; valid: pip install 'largebatch[{extra}]', or "
+        assert str(caught.value) == f"{message}track without {name}"
     assert not (tmp_path / "run").exists()
 
 
@@ -173,14 +171,6 @@ EVERYTHING = [
 ELSEWHERE = {"copy_seconds"}
 
 
-def documented():
-    """The lines that each name is in, by name."""
-    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
-    names = [name for name, _ in rows]
-    assert len(names) == len(set(names))
-    return {name: set(splits.split(", ")) for name, splits in rows}
-
-
 def written_by(root, run_dir):
     train(root, run_dir, *EVERYTHING)
 
@@ -193,6 +183,8 @@ def test_the_table_has_the_names_that_runs_write_and_no_other(photos, tmp_path):
         if line["split"] != "trust_ratio":
             for name in line.keys() - {"split", "step", "epoch"}:
                 written.setdefault(name, set()).add(line["split"])
-    table = documented()
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
+    table = {name: {*splits.split(", ")} for name, splits in rows}
+    assert len(table) == len(rows)
     assert written == {name: table.get(name) for name in written}
     assert table.keys() - written.keys() <= ELSEWHERE
