@@ -10,14 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import (
-    ALGORITHMS,
-    Hierarchical,
-    Plan,
-    Rule,
-    Topology,
-    register,
-)
+from largebatch.comm import ALGORITHMS, Hierarchical, Plan, Rule, Topology, register
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow("trains on two ranks")
@@ -42,7 +35,6 @@ def gradients(model):
 
 
 def events_with_slow_wire():
-    """The order of events when the all-reduce waits until backward is over."""
     events = []
     slow = threading.Event()
 
@@ -67,7 +59,6 @@ def events_with_slow_wire():
 
 
 def failures():
-    """What backward raises, again at once, and where the failure cannot be described."""
     calls = []
 
     class Broken(Hierarchical):
@@ -93,12 +84,10 @@ BACK_ENDS = ["ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", ""
 
 
 def hooks_by_back_end():
-    """The number of hooks that are registered for each plan, dtype and back end."""
     topology, plain = Topology.from_environment(1), Plan((Rule("ring", 1000), Rule("ring")))
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    cases = [(Plan.single(wire_dtype="bf16"), torch.float32, back_end) for back_end in BACK_ENDS]
-    cases += [(plain, torch.float32, back_end) for back_end in BACK_ENDS]
-    cases += [(plain, dtype, BACK_ENDS[0]) for dtype in dtypes[1:]]
+    plans = Plan.single(wire_dtype="bf16"), plain
+    cases = [(plan, torch.float32, back_end) for plan in plans for back_end in BACK_ENDS]
+    cases += [(plain, dtype, BACK_ENDS[0]) for dtype in (torch.float16, torch.bfloat16)]
     counts = {}
     for plan, dtype, back_end in cases:
         model = ddp(network().to(dtype), plan)
@@ -116,7 +105,6 @@ def on_two_ranks():
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    """What the functions of this file find on two ranks, which start once."""
     return run_ranks(2, on_two_ranks)
 
 

@@ -9,16 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
 from largebatch.comm import Plan, Rule, Topology, register
-from largebatch.comm.ranges import all_reduce_name
 from tests.ranks import run_ranks
-
-
-@pytest.mark.parametrize(
-    ("size", "named"),
-    [(25 * 2**20, "25.0 MiB"), (2**20, "1.0 MiB"), (2**20 - 1, "1024.0 KiB"), (12, "12 bytes")],
-)
-def test_a_name_has_bucket_size_and_algorithm(size, named):
-    assert all_reduce_name(3, size, "hierarchical") == f"all-reduce bucket 3, {named}, hierarchical"
 
 
 def reduced(plan, nodes, shared_memory):

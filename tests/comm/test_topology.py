@@ -18,18 +18,13 @@ from tests.ranks import run_ranks
 GROUP, SLURM, LOCAL = "GROUP_RANK", "SLURM_NODEID", "OMPI_COMM_WORLD_LOCAL_RANK"
 TWO_BY_TWO, UNEQUAL = ((0, 1), (2, 3)), ((1, 3), (0,), (2,))
 
-# --- the layout ------------------------------------------------------------------------------
 
-
-def test_consecutive_ranks_share_a_node():
+def test_consecutive_ranks_share_a_node_whose_size_divides_their_number():
     found = Topology.of(6, 2, rank=3)
     assert found.nodes == ((0, 1), (2, 3), (4, 5))
     assert (found.node, found.local_rank) == (1, 1)
     assert (found.world_size, found.ranks_per_node) == (6, 2)
     assert Topology.from_environment().nodes == ((0,),)  # without a process group
-
-
-def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
     with pytest.raises(TopologyError, match=r"^ranks_per_node: 6 ranks .* 4; valid: 1, 2, 3, 6"):
         Topology.of(6, 4)
 
@@ -45,9 +40,6 @@ def test_some_of_the_ranks_stay_on_their_nodes(order, cuts, chosen):
         assert [set(node) for node in part.nodes] == [c for n in nodes if (c := chosen & {*n})]
         assert part.rank == (rank if rank in chosen else min(chosen))
         assert part.shared_memory == (len(chosen) == 12)
-
-
-# --- nodes are found without torchrun ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,19 +72,18 @@ def layouts():
     rank = dist.get_rank()
     for name in (GROUP, SLURM, LOCAL):
         os.environ.pop(name, None)
-    plain = Topology.from_environment()
+    found = [Topology.from_environment()]
     os.environ[SLURM] = str(rank)
-    with_slurm = Topology.from_environment()
+    found.append(Topology.from_environment())
     if rank == 0:  # only this rank has it
         os.environ[GROUP] = "0"
         del os.environ[SLURM]
-    disagreeing = Topology.from_environment()
+    found += [Topology.from_environment(), Topology.from_environment(1)]
     with pytest.raises(TopologyError, match=r"1 on rank 0, 2 on rank 1; valid: the same on all"):
         Topology.from_environment(rank + 1)
     with pytest.raises(TopologyError, match="None on rank 0, 2 on rank 1"):
         Topology.from_environment(2 if rank else None)
     os.environ[GROUP] = str(rank)
-    found = [plain, with_slurm, disagreeing, Topology.from_environment(1)]
     found.append(Topology.from_environment())
     return [(each.nodes, each.source) for each in found]
 
@@ -102,9 +93,6 @@ def test_ranks_that_see_different_variables_agree():
     one, two = ((0, 1),), ((0,), (1,))
     expected = [(one, "host names"), (two, SLURM), (one, "host names"), (two, "ranks_per_node")]
     assert run_ranks(2, layouts) == [[*expected, (two, GROUP)]] * 2
-
-
-# --- groups: their steps, counted on one rank of a large job ------------------------------------
 
 
 @pytest.fixture
@@ -162,8 +150,6 @@ def test_a_plan_takes_one_step_for_each_level_on_a_back_end_that_splits(
     assert ranks_of(found.groups.intra) == intra
     assert ranks_of(found.groups.inter) == inter
 
-
-# --- groups on several ranks -------------------------------------------------------------------
 
 PARTS = [[[3, 0], [1], [2]], [[2, 1, 0], [3]], [[3, 1]], [[2, 0]]]
 # Since torch 2.15.
