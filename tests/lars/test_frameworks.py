@@ -1,4 +1,4 @@
-"""Save and resume in plain torch, Lightning and Hugging Face's Trainer, which uses Accelerate.
+"""Save and resume in plain torch and Lightning.
 
 A run of six updates equals three updates, a checkpoint, everything built anew from other random
 weights, the checkpoint loaded, and three more updates: weights and learning rates, bit for bit.
@@ -17,37 +17,30 @@ STEPS, HALF, BATCH = 6, 3, 8
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Use one thread, so that sums have one order, and no network."""
+def one_thread():
+    """Use one thread, so that sums have one order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield
     torch.set_num_threads(threads)
 
 
 class Net(nn.Module):
-    """A network that takes and returns what Hugging Face's Trainer expects of one."""
-
     def __init__(self):
         super().__init__()
         first = nn.Linear(6, 12, bias=False)
         self.layers = nn.Sequential(first, nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
 
     def forward(self, images, labels):
-        logits = self.layers(images)
-        return {"loss": cross_entropy(logits.float(), labels), "logits": logits}
-
-
-def data():
-    """Return one epoch of batches in a fixed order: half of a run."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(HALF * BATCH, 6, generator=generator)
-    return TensorDataset(images, (images[:, 0] > 0).long() + (images[:, 1] > 1).long())
+        return cross_entropy(self.layers(images).float(), labels)
 
 
 def loader():
-    return DataLoader(data(), batch_size=BATCH)
+    """Return one epoch of batches in a fixed order: half of a run."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(HALF * BATCH, 6, generator=generator)
+    labels = (images[:, 0] > 0).long() + (images[:, 1] > 1).long()
+    return DataLoader(TensorDataset(images, labels), batch_size=BATCH)
 
 
 def prepared(model, rates, **options):
@@ -70,30 +63,10 @@ def weights(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def check(run, folder):
-    """Compare a whole run with one that was stopped halfway: their weights and learning rates."""
-    torch.manual_seed(1)
-    expected, rates = run(folder / "whole", stops=False, resumes=False)
-    assert len(rates) == STEPS
-    assert all(bias == pytest.approx(0.1 * weight) for weight, bias in rates)
-    assert len({weight for weight, _ in rates}) == STEPS
-    torch.manual_seed(1)
-    first, before = run(folder / "part", stops=True, resumes=False)
-    torch.manual_seed(2)  # other weights, which loading must replace
-    found, after = run(folder / "part", stops=False, resumes=True)
-    assert before + after == rates
-    assert len(before) == HALF
-    moved = {name for name in expected if not torch.equal(first[name], expected[name])}
-    assert moved == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-
-
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16-master"])
 def test_plain_torch(tmp_path, name):
-    def run(folder, *, stops, resumes):
-        rates, file = [], folder / "checkpoint.pt"
-        folder.mkdir(exist_ok=True)
+    def run(*, stops, resumes):
+        rates, file = [], tmp_path / "checkpoint.pt"
         precision = Precision(name)
         model = precision.convert(Net())
         optimizer, scheduler = prepared(model, rates, master_weights=name.endswith("master"))
@@ -106,7 +79,7 @@ def test_plain_torch(tmp_path, name):
         batches = [*loader(), *loader()]
         for images, labels in batches[done : HALF if stops else STEPS]:
             with precision.forward():
-                loss = model(images, labels)["loss"]
+                loss = model(images, labels)
             precision.backward(loss)
             precision.step(optimizer)
             scheduler.step()
@@ -115,7 +88,21 @@ def test_plain_torch(tmp_path, name):
             torch.save([part.state_dict() for part in parts], file)
         return weights(model), rates
 
-    check(run, tmp_path)
+    torch.manual_seed(1)
+    expected, rates = run(stops=False, resumes=False)
+    assert len(rates) == STEPS
+    assert all(bias == pytest.approx(0.1 * weight) for weight, bias in rates)
+    assert len({weight for weight, _ in rates}) == STEPS
+    torch.manual_seed(1)
+    first, before = run(stops=True, resumes=False)
+    torch.manual_seed(2)  # other weights, which loading must replace
+    found, after = run(stops=False, resumes=True)
+    assert before + after == rates
+    assert len(before) == HALF
+    moved = {name for name in expected if not torch.equal(first[name], expected[name])}
+    assert moved == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
 
 
 @pytest.mark.slow("imports Lightning")
@@ -139,7 +126,7 @@ def test_layers_that_lightning_unfreezes_keep_a_tenth_of_the_rate(tmp_path, stop
             self.net, self.rates = Net(), []
 
         def training_step(self, batch, index):
-            return self.net(*batch)["loss"]
+            return self.net(*batch)
 
         def configure_optimizers(self):
             optimizer, scheduler = prepared(self.net, self.rates)
@@ -165,32 +152,3 @@ def test_layers_that_lightning_unfreezes_keep_a_tenth_of_the_rate(tmp_path, stop
     assert before + after == rates
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-
-
-@pytest.mark.slow("imports Hugging Face's transformers")
-def test_hugging_face_trainer(tmp_path):
-    transformers = pytest.importorskip("transformers")
-
-    def run(folder, *, stops, resumes):
-        rates = []
-        model = Net()
-        arguments = transformers.TrainingArguments(
-            folder,
-            max_steps=HALF if stops else STEPS,
-            per_device_train_batch_size=BATCH,
-            save_steps=HALF,
-            max_grad_norm=0,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-        )
-        trainer = transformers.Trainer(
-            model,
-            arguments,
-            train_dataset=[{"images": x, "labels": y} for x, y in data()],
-            optimizers=prepared(model, rates),
-        )
-        trainer.train(resume_from_checkpoint=resumes)
-        return weights(model), rates
-
-    check(run, tmp_path)
