@@ -73,7 +73,7 @@ def largest_difference(one, other):
     return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
 
 
-def differences(cases):
+def gradients_and_weights_are_those_of_ddp_with_the_plan():
     ranks = dist.get_world_size()
     topology = Topology.of(ranks, 2, dist.get_rank())
     ddp, composable = DistributedDataParallel(network()), replicate_by_ddp(network())
@@ -81,12 +81,16 @@ def differences(cases):
     composable.register_comm_hook(PlanState(PLAN, topology), plan_hook)  # as the guide says
     assert largest_difference(train(ddp), train(composable)) == 0
     found = {}
-    for name, per_copy in cases:
+    for name, per_copy in ON_FOUR:
         ddp, model = DistributedDataParallel(network()), shard(network(), mesh_of(per_copy))
         register(ddp, Plan.single(name), topology)
         register_fsdp2(model, Plan.single(name), topology)
         found[name, per_copy] = largest_difference(train(ddp), train(model))
-    return found
+    assert max(found.values()) < 1e-7, found
+    # (a + b) + (c + d) in both, divided by powers of two
+    same = {name for (name, _), difference in found.items() if not difference}
+    assert same >= {"hierarchical", "leader", "torus", "halving-doubling"}
+    assert found["hierarchical", 1] == found["hierarchical", 2] == 0
 
 
 # A copy is on one rank, or on a node.
@@ -95,14 +99,13 @@ ON_FOUR = [*product(ALGORITHMS, [1]), ("hierarchical", 2), ("leader", 2)]
 HALVES = {torch.float16: ("fp16", 2**-11), torch.bfloat16: ("bf16", 2**-8)}
 
 
-def errors_in_half_precision():
-    """Largest errors, as shares of the largest gradient, of what is rounded to half precision."""
+def half_precision_errs_by_its_roundings():
+    """On the wire of the plan, and where FSDP2 itself reduces in it, dividing in two parts."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     exact = network().double()
     sum(exact(batch(0, r).double()).square().mean() / ranks for r in range(ranks)).backward()
     expected = [p.grad for p in exact.parameters()]
     largest = max(gradient.abs().max().item() for gradient in expected)
-    found = {}
     for dtype, per_copy, by_plan in product(HALVES, (1, 2), (True, False)):
         policy = MixedPrecisionPolicy(reduce_dtype=None if by_plan else dtype)
         model = shard(network(), mesh_of(per_copy), mp_policy=policy)
@@ -110,15 +113,15 @@ def errors_in_half_precision():
         register_fsdp2(model, plan, Topology.of(ranks, 2, rank))
         model(batch(0, rank)).square().mean().backward()
         got = whole(p.grad.double() for p in model.parameters())
-        found[dtype, per_copy, by_plan] = largest_difference(got, expected) / largest
-    return found
+        error = largest_difference(got, expected) / largest
+        assert 0 < error < 8 * HALVES[dtype][1], (dtype, per_copy, by_plan)
 
 
-def accumulated(ranks_per_copy):
+def gradients_accumulate_as_under_ddp():
+    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
     topology = Topology.of(dist.get_world_size(), 2, dist.get_rank())
-    found = []
     for setting in ("set_requires_gradient_sync", "set_requires_all_reduce"):
-        model = shard(network(), mesh_of(ranks_per_copy))
+        model = shard(network(), mesh_of(2))
         ddp = DistributedDataParallel(network())
         register(ddp, PLAN, topology)
         register_fsdp2(model, PLAN, topology)
@@ -128,11 +131,10 @@ def accumulated(ranks_per_copy):
             return nullcontext()
 
         theirs = train(ddp, 2, 3, lambda last, ddp=ddp: nullcontext() if last else ddp.no_sync())
-        found.append(largest_difference(train(model, 2, 3, unsynced), theirs))
-    return found
+        assert largest_difference(train(model, 2, 3, unsynced), theirs) < 1e-7
 
 
-def refusals():
+def models_whose_gradients_a_hook_cannot_average_are_refused():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     two_nodes, one_node = Topology.of(4, 2, rank), Topology.of(4, 4, rank)
     parts = [dist.new_group(part) for part in ([0], [1, 2, 3])]
@@ -157,7 +159,7 @@ def refusals():
     assert largest_difference(train(models["one copy"][0]), train(ddp)) < 1e-7
 
 
-def failure():
+def an_all_reduce_that_fails_is_named():
     model = shard(network(), mesh_of(1))
     register_fsdp2(model, PLAN, Topology.of(4, 2, dist.get_rank()))
     with (
@@ -165,42 +167,17 @@ def failure():
         pytest.raises(CollectiveError) as error,
     ):
         train(model)
-    return str(error.value)
+    line = f"rank {dist.get_rank()}: hierarchical all-reduce of 72 bytes failed: cable"
+    assert str(error.value) == line
 
 
 def on_four_ranks():
-    refusals()
-    return differences(ON_FOUR), accumulated(2), errors_in_half_precision(), failure()
+    gradients_and_weights_are_those_of_ddp_with_the_plan()
+    gradients_accumulate_as_under_ddp()
+    models_whose_gradients_a_hook_cannot_average_are_refused()
+    half_precision_errs_by_its_roundings()
+    an_all_reduce_that_fails_is_named()
 
 
-@pytest.fixture(scope="module")
-def four_ranks():
-    return run_ranks(4, on_four_ranks)
-
-
-def test_gradients_and_weights_are_those_of_ddp_with_the_plan(four_ranks):
-    for found, *_ in four_ranks:
-        assert max(found.values()) < 1e-7, found
-        # (a + b) + (c + d) in both, divided by powers of two
-        same = {name for (name, _), difference in found.items() if not difference}
-        assert same >= {"hierarchical", "leader", "torus", "halving-doubling"}
-        assert found["hierarchical", 1] == found["hierarchical", 2] == 0
-
-
-def test_half_precision_errs_by_its_roundings(four_ranks):
-    """On the wire of the plan, and where FSDP2 itself reduces in it, dividing in two parts."""
-    for *_, errors, _ in four_ranks:
-        assert len(errors) == 8
-        for (dtype, *case), error in errors.items():
-            assert 0 < error < 8 * HALVES[dtype][1], (dtype, *case)
-
-
-def test_gradients_accumulate_as_under_ddp(four_ranks):
-    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
-    for _, found, *_ in four_ranks:
-        assert max(found) < 1e-7
-
-
-def test_an_all_reduce_that_fails_is_named(four_ranks):
-    for rank, (*_, line) in enumerate(four_ranks):
-        assert line == f"rank {rank}: hierarchical all-reduce of 72 bytes failed: cable"
+def test_gradients_are_averaged_as_under_ddp_and_what_cannot_be_is_refused():
+    run_ranks(4, on_four_ranks)
