@@ -211,7 +211,3 @@ def to_reference(**setting: Any) -> float:
     return difference(
         train(ours(**options, **exact), shapes), train(lambda p: Reference(p, **options), shapes)
     )
-
-
-def to_adamw(make: Make, **options: Any) -> float:
-    return difference(train(others(rule="adamw", **options), VECTORS), train(make, VECTORS))

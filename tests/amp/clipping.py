@@ -18,8 +18,6 @@ FP32_OPTIMIZERS = {
 
 
 class Weights(nn.Module):
-    """Parameters whose gradients are given, in half and in full precision."""
-
     def __init__(self):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
@@ -108,26 +106,16 @@ class Case:
 #: in fp16-pure, whose squares underflow in FP16, SGD there, which cannot unscale FP16 gradients,
 #: and a fused optimizer inside MasterWeights, where it is called without a scale as the others.
 CASES = [
-    ("fp32", "lars", "dynamic"),
-    ("fp32", "sgd", 1024.0),
-    ("fp32", "adamw", "none"),
-    ("fp32", "fused adamw", "dynamic"),
-    ("bf16", "lars", 1024.0),
-    ("bf16", "sgd", "none"),
-    ("bf16", "adamw", "dynamic"),
-    ("bf16", "fused adamw", "none"),
-    ("fp16", "lars", "none"),
-    ("fp16", "sgd", "dynamic"),
-    ("fp16", "adamw", 1024.0),
-    ("fp16", "fused adamw", "dynamic"),
-    ("bf16-master", "lars", "dynamic"),
-    ("bf16-master", "sgd", 1024.0),
-    ("bf16-master", "adamw", "none"),
-    ("fp16-master", "lars", 1024.0),
-    ("fp16-master", "sgd", "dynamic"),
-    ("fp16-master", "adamw", "none"),
-    ("fp16-pure", "lars", "dynamic"),
-    ("fp16-pure", "sgd", "none"),
+    (name, kind, scale)
+    for name, scales in {
+        "fp32": ("dynamic", 1024.0, "none", "dynamic"),
+        "bf16": (1024.0, "none", "dynamic", "none"),
+        "fp16": ("none", "dynamic", 1024.0, "dynamic"),
+        "bf16-master": ("dynamic", 1024.0, "none"),
+        "fp16-master": (1024.0, "dynamic", "none"),
+        "fp16-pure": ("dynamic", "none"),
+    }.items()
+    for kind, scale in zip(FP32_OPTIMIZERS, scales, strict=False)
 ]
 SCALED = [case for case in CASES if case[2] != "none"]
 

@@ -8,8 +8,6 @@ from largebatch.lars import LARS
 
 
 class Net(nn.Module):
-    """Convolutions, three kinds of norm, a residual and a linear layer."""
-
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
@@ -43,7 +41,6 @@ def lars(model, lr=0.2, masters=False):
 
 
 def optimizer_for(precision, model, kind="lars", lr=0.2):
-    """Return the optimizer that a precision needs."""
     if kind == "lars":
         return lars(model, lr, precision.form.masters)
     return MasterWeights(sgd(model, lr)) if precision.form.masters else sgd(model, lr)
@@ -79,7 +76,6 @@ class Loop:
 
 
 def train(name, steps=20, kind="lars", **options):
-    """Train, and return the losses, the model, its optimizer and the precision."""
     model, x, labels = net_and_batch()
     precision = Precision(name, **options)
     model = precision.convert(model)

@@ -24,8 +24,6 @@ def as_on_a_gpu(monkeypatch):
 
 
 class Loop:
-    """A training loop with a batch and a loss factor that keep their addresses."""
-
     def __init__(self, name, scale="dynamic", most=MOST, clip=False, dialect="mlperf"):
         self.precision = Precision(name, loss_scale=scale, max_skipped_steps=most)
         torch.manual_seed(0)
@@ -58,15 +56,14 @@ class Loop:
             self.iteration()
 
     def state(self):
-        optimizer = self.optimizer.state_dict()
-        content = {
-            "model": self.model.state_dict(),
-            "optimizer": optimizer["state"],
-            "previous_lr": [group.get("previous_lr", 0.0) for group in optimizer["param_groups"]],
-            "precision": self.precision.state_dict(),
-            "ratios": self.optimizer.trust_ratios(),
-        }
-        return copy.deepcopy(content)
+        optimizer, ratios = self.optimizer.state_dict(), self.optimizer.trust_ratios()
+        rates = [group.get("previous_lr", 0.0) for group in optimizer["param_groups"]]
+        parts = self.model.state_dict(), self.precision.state_dict()
+        return copy.deepcopy((*parts, optimizer["state"], rates, ratios))
+
+
+def assert_same(graph, eager):
+    torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,6 @@ def test_a_run_that_has_ended_counts_too_and_shorter_ones_do_not():
 
 
 def captured(run):
-    """Run and record something as in the capture of a CUDA graph."""
     with (
         mock.patch("largebatch.amp.skips.is_capturing", return_value=True),
         mock.patch("largebatch.lars.capture.captures", return_value=True),
@@ -148,7 +144,6 @@ FORMS = [(name, scale) for name in PRECISIONS for scale in ("none", 1024.0, "dyn
     dialect=st.sampled_from(["mlperf", "mlperf-corrected"]),
 )
 def test_a_replayed_iteration_is_an_eager_one(form, factors, clip, dialect):
-    """Weights, momentum, masters, statistics, loss scale, counts and ratios, with overflows."""
     name, scale = form
     if scale == "none":
         factors = [min(factor, 1.0) for factor in factors]
@@ -164,10 +159,10 @@ def test_a_replayed_iteration_is_an_eager_one(form, factors, clip, dialect):
             loop.x.copy_(loop.x.roll(1, 0) * 0.9)
         eager.iteration()
         recording.replay()
-        torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
+        assert_same(graph, eager)
     graph.iteration()  # an eager step after replays goes on from them
     eager.iteration()
-    torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
+    assert_same(graph, eager)
 
 
 some_factors = st.lists(st.sampled_from([1.0, float("inf")]), min_size=1, max_size=3)
@@ -200,7 +195,7 @@ def test_forward_and_backward_may_be_replayed_for_several_micro_batches(form, fa
             recording.replay()
         for loop in (eager, graph):
             loop.step()
-        torch.testing.assert_close(graph.state(), eager.state(), rtol=0, atol=0)
+        assert_same(graph, eager)
 
 
 def test_a_state_loaded_after_the_capture_is_that_of_the_replays():

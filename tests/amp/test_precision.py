@@ -29,9 +29,9 @@ def test_each_precision_computes_and_stores_in_the_dtypes_of_the_table(name):
     model.fc.register_forward_hook(lambda *call: seen.update(fc=call[-1].dtype))
     precision.backward(loss_of(precision, model, x, labels))
     assert seen == {"conv": compute, "fc": compute}
-    for parameter_name, parameter in model.named_parameters():
-        dtype = norms if "bn" in parameter_name or "norm" in parameter_name else stored
-        assert parameter.dtype == parameter.grad.dtype == dtype, parameter_name
+    for own, parameter in model.named_parameters():
+        dtype = norms if "bn" in own or "norm" in own else stored
+        assert parameter.dtype == parameter.grad.dtype == dtype, own
     assert model.bn1.running_mean.dtype == torch.float32
     assert model.shift.dtype == stored
     assert model.count.dtype == torch.int64
@@ -75,8 +75,7 @@ def test_an_optimizer_without_masters_is_refused_where_they_are_needed(name, mak
 
 
 @pytest.mark.parametrize(
-    ("name", "compiled"),
-    [("fp32", False), ("bf16", True), ("fp16", False), ("fp16-master", True)],
+    ("name", "compiled"), [("fp32", False), ("bf16", True), ("fp16", False), ("fp16-master", True)]
 )
 def test_forward_is_a_context_and_a_decorator_in_every_form(name, compiled):
     """A decorator may be made before the model is converted."""

@@ -15,8 +15,6 @@ KINDS = [("fp16", "sgd"), ("fp16", "lars"), ("fp16-master", "sgd")]
 
 
 class Affine(nn.Module):
-    """y = x * weight, whose gradient is the sum of x."""
-
     def __init__(self, value):
         super().__init__()
         self.weight = nn.Parameter(torch.full((4, 4), value))
@@ -47,37 +45,36 @@ class Pair:
         self.oracles = [Affine(value) for value in (1.0, 2.0)]
         self.theirs = [optimizer_in(fp32, kind, model) for model in self.oracles]
 
-    def losses(self, models, x):
-        a, b = (model(x).float().sum() / 32 for model in models)
+    def losses(self, models):
+        a, b = (model(torch.ones(4, 4)).float().sum() / 32 for model in models)
         return 2 * a + 3 * b, 3 * a - 5 * b
 
-    def backward(self, x, overflows=()):
+    def backward(self, overflows=()):
         with self.precision.forward():
-            losses = self.losses(self.models, x)
+            losses = self.losses(self.models)
         self.precision.backward(losses[0], retain_graph=True)
         self.precision.backward(losses[1])
-        for loss in self.losses(self.oracles, x):
+        for loss in self.losses(self.oracles):
             loss.backward(retain_graph=True)
         for index in overflows:
             self.models[index].weight.grad[0, 0] = float("inf")
 
     def step(self, overflows=()):
-        x = torch.ones(4, 4)
-        self.backward(x, overflows)
+        self.backward(overflows)
+        return self.update(overflows)
+
+    def update(self, overflows=()):
         self.precision.step(*self.optimizers)
         for index, theirs in enumerate(self.theirs):
             if index not in overflows:
                 theirs.step()
         for optimizer in (*self.optimizers, *self.theirs):
             optimizer.zero_grad()
-        self.compare()
-        return self
-
-    def compare(self):
         of = zip(self.models, self.optimizers, self.oracles, strict=True)
         for model, optimizer, oracle in of:
             value = optimizer.state.get(model.weight, {}).get("master", model.weight.float())
             torch.testing.assert_close(value, oracle.weight, rtol=1e-5, atol=1e-6)
+        return self
 
 
 @pytest.mark.parametrize(("of", "overflows"), [*zip(2 * KINDS, cycle([(), (0,), (1,), (0, 1)]))])
@@ -94,20 +91,17 @@ def test_only_the_optimizers_whose_gradients_overflowed_are_skipped(of, overflow
 
 def test_each_optimizer_is_clipped_by_its_own_norm():
     pair = Pair("fp16", "lars")
-    pair.backward(torch.ones(4, 4))
+    pair.backward()
     norms = [pair.precision.clip_grad_norm_(o, 0.2).item() for o in pair.optimizers]
     expected = [nn.utils.clip_grad_norm_(model.parameters(), 0.2).item() for model in pair.oracles]
     assert norms == pytest.approx(expected, rel=1e-5)
-    pair.precision.step(*pair.optimizers)
-    for theirs in pair.theirs:
-        theirs.step()
-    pair.compare()
+    pair.update()
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS[1:])
 def test_a_second_call_without_a_backward_is_refused_and_changes_nothing(name, kind):
     pair = Pair(name, kind)
-    pair.backward(torch.ones(4, 4), overflows=(0,))
+    pair.backward(overflows=(0,))
     pair.precision.step(pair.optimizers[0])
     before = pair.models[1].weight.detach().clone()
     with pytest.raises(RuntimeError, match=r"^step: no precision\.backward .*\.step\(a, b"):
@@ -118,7 +112,7 @@ def test_a_second_call_without_a_backward_is_refused_and_changes_nothing(name, k
     for optimizer in pair.optimizers:
         optimizer.zero_grad()
     for optimizer in pair.optimizers:
-        pair.backward(torch.ones(4, 4))
+        pair.backward()
         pair.precision.step(optimizer)
     assert pair.precision.skipped_steps == 1
 
@@ -141,7 +135,7 @@ def test_iterations_are_counted_however_many_optimizers_overflow():
     pair = Pair("fp16", "sgd", max_skipped_steps=3)
     pair.step((0,)).step((0, 1)).step().step((1,)).step((0, 1))
     assert pair.precision.skipped_steps == 4
-    pair.backward(torch.ones(4, 4), overflows=(1,))
+    pair.backward(overflows=(1,))
     with pytest.raises(GradientOverflowError, match=r"3 steps in a row .* backwards: weight$"):
         pair.precision.step(*pair.optimizers)
 
@@ -186,8 +180,7 @@ def test_any_share_of_a_converted_models_parameters_may_have_its_own_optimizer(n
 
 
 @pytest.mark.parametrize(
-    ("name", "other"),
-    [("bf16-master", nn.LayerNorm(4)), ("fp16-pure", nn.Linear(4, 4))],
+    ("name", "other"), [("bf16-master", nn.LayerNorm(4)), ("fp16-pure", nn.Linear(4, 4))]
 )
 def test_the_optimizer_of_a_model_that_was_not_converted_is_refused(name, other):
     """Alone, and beside one that was; a norm layer stays in FP32 either way."""

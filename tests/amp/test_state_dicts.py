@@ -51,11 +51,10 @@ def test_every_value_in_a_state_dict_is_plain(kind, rate, option, scale):
             groups, rate(0.1), option(0.5), weight_decay=option(0.1), dialect=dialect, eps=option(0)
         )
     precision = Precision("fp16", loss_scale=rate(8.0))
-    states = []
     scheduler = as_scheduler(
         optimizer, lambda step: rate(0.1 / (1 + step)), base_lr=option(0.2), steps_done=np.int64(3)
     )
-    states.append(copy.deepcopy(optimizer.state_dict()))
+    states = [copy.deepcopy(optimizer.state_dict())]
     steps(optimizer, 1)
     scheduler.step()
     states += [optimizer.state_dict(), scheduler.state_dict(), precision.state_dict()]
@@ -85,7 +84,6 @@ FOREIGN = {
 
 
 def snapshot(optimizer):
-    """Return all that a load may change: masters, state and options, with the masters' places."""
     masters = dict(optimizer._masters)
     content = copy.deepcopy(
         (list(masters.values()), optimizer.state_dict(), optimizer.param_groups)

@@ -122,7 +122,6 @@ WAYS = {
 def test_no_dropped_iteration_leaves_a_trace_in_any_statistic(
     name, way, evaluates, waits, factor, by_hand, good_before, good_passes
 ):
-    """Batch norms and others, in any mode, in copies, on a CPU and (``not waits``) on a GPU."""
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), OwnBatchNorm(6), Centre(6))
     net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), head, nn.Linear(6, 4))

@@ -18,6 +18,10 @@ from largebatch.lars import LARS
 from tests.amp.nets import HALF, loss_of, net_and_batch, optimizer_for
 
 
+def share(flags):
+    return pytest.approx(flags.double().mean().nan_to_num().item(), abs=1e-12)
+
+
 @settings(deadline=None, max_examples=80)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50),
@@ -28,10 +32,8 @@ def test_the_fraction_flushed_equals_that_of_a_cast(values, exponents, scale):
     # Ties occur at powers of two.
     x = torch.tensor([*values, *(2.0**e for e in exponents)], dtype=torch.float32)
     layer = LayerUnderflow("", gradients=_count(x))
-    nonzero = x[x != 0]
-    flushed = (nonzero.double() * 2.0**scale).to(torch.float16) == 0
-    expected = flushed.double().mean().item() if nonzero.numel() else 0.0
-    assert layer.gradients_flushed(2.0**scale) == pytest.approx(expected, abs=1e-12)
+    nonzero = x[x != 0].double()
+    assert layer.gradients_flushed(2.0**scale) == share((nonzero * 2.0**scale).half() == 0)
 
 
 def test_a_scale_between_powers_of_two_counts_as_the_one_below():
@@ -41,8 +43,6 @@ def test_a_scale_between_powers_of_two_counts_as_the_one_below():
 
 
 class Oracle:
-    """Record every gradient and every weight of the steps made through it."""
-
     def __init__(self, model):
         self.on, self.gradients, self.before, self.after = False, [], [], []
         for module in model.modules():
@@ -81,22 +81,18 @@ def test_a_report_counts_every_gradient_and_update_of_the_steps_inside():
     assert report.steps == 3
     assert [layer.name for layer in report.layers] == [
         "conv1", "bn1", "conv2", "norm2", "norm3", "fc"]  # fmt: skip
-    gradients = torch.cat(oracle.gradients)
+    gradients, total = torch.cat(oracle.gradients), report.total
     nonzero = gradients[gradients != 0].double()
-    total = report.total
     for scale in (1.0, 2.0**10, 2.0**24):
-        flushed = ((nonzero * scale).half() == 0).double().mean().item()
-        assert total.gradients_flushed(scale) == pytest.approx(flushed)
+        assert total.gradients_flushed(scale) == share((nonzero * scale).half() == 0)
     assert 0 < total.gradients_flushed(1.0) < 1
     assert report.largest_gradient == gradients.abs().max().item()
     old, new = torch.cat(oracle.before), torch.cat(oracle.after)
     moved = new != old
-    update = (new - old)[moved]
+    update, half = (new - old)[moved].half(), old[moved].half()
     assert total.changed == int(moved.sum())
-    assert total.updates_flushed == pytest.approx((update.half() == 0).double().mean().item())
-    half = old[moved].half()
-    lost = (half + update.half() == half).double().mean().item()
-    assert total.updates_lost == pytest.approx(lost)
+    assert total.updates_flushed == share(update == 0)
+    assert total.updates_lost == share(half + update == half)
     assert 0 < total.updates_lost < 1
 
 

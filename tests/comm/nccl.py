@@ -32,8 +32,6 @@ NAN = float("nan")
 
 
 class Group:
-    """A process group."""
-
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.streams = {rank: Stream(torch.device("cuda", rank)) for rank in ranks}
@@ -70,8 +68,6 @@ class Collective:
 
 
 class Work:
-    """A collective in flight."""
-
     def __init__(self, nccl: Nccl, mark: Mark, tensors: Sequence[Tensor]) -> None:
         self._nccl, self._mark, self._tensors = nccl, mark, tensors
 
@@ -199,9 +195,6 @@ class Nccl:
             receive, lambda: all(group.mail[peer, me] for _, peer in receives), stream=stream
         )
         return [Work(self, stream.mark(), [m.tensor for m in messages])]
-
-
-# --- collectives: each gets the tensors of each rank, in the order of the group ----------------
 
 
 def total(ranks: list[list[Tensor]]) -> Any:

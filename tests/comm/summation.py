@@ -20,16 +20,10 @@ from largebatch.comm.averaging import Averaging
 def emulated_average(
     gradients: Tensor, rule: Rule, ranks_per_node: int, before: float | None = None
 ) -> Tensor:
-    """Return the average that all ranks get.
+    """Return the average that all ranks get of gradients, shape (ranks, elements) in node order.
 
-    Args:
-        gradients: shape (ranks, elements), in node order; left as they are.
-        rule: without ``chunk_bytes`` and ``shape``; its algorithm is a key of :data:`ORDERS`.
-        ranks_per_node: divides the number of ranks.
-        before: what to divide by before the sum, in place of what the product divides by.
-
-    Returns:
-        Shape (elements,), in the dtype of the gradients.
+    The rule has no ``chunk_bytes`` and ``shape``. ``before`` is what to divide by before the sum,
+    in place of what the product divides by.
     """
     dtype, ranks = gradients.dtype, len(gradients)
     wire = dtype if rule.wire_dtype is None else WIRE_DTYPES[rule.wire_dtype]

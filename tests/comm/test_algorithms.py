@@ -157,9 +157,7 @@ def counted(nodes, elements, rules):
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [Topology.of(*sizes).nodes for sizes in [(2, 1), (4, 2)]] + UNEQUAL[:1],
-    ids=str,
+    "nodes", [Topology.of(*sizes).nodes for sizes in [(2, 1), (4, 2)]] + UNEQUAL[:1], ids=str
 )
 def test_measured_bytes_on_each_link_level_are_the_stated_ones(nodes):
     topology = Topology(nodes)

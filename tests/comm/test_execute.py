@@ -1,5 +1,6 @@
 """Chunks are pipelined through the phases in an order that is the same on all ranks."""
 
+from itertools import product
 from unittest import mock
 
 import pytest
@@ -12,8 +13,6 @@ from largebatch.comm.node_memory import LARGEST_BYTES
 
 
 class Recorder(Phased):
-    """Three phases that record when they are started and waited for."""
-
     name, traffic = "recorder", None
 
     def __init__(self):
@@ -35,30 +34,20 @@ class Waited:
         self.events.append(f"wait {self.what}")
 
 
-def events(chunks):
-    recorder = Recorder()
-    tensor = torch.arange(chunks)
+@pytest.mark.parametrize("chunks", [1, 2, 3, 7])
+def test_the_next_chunk_starts_a_phase_before_the_previous_one_is_waited_for(chunks):
+    """Each phase of each chunk runs once, in the same order on all ranks."""
+    recorder, tensor = Recorder(), torch.arange(chunks)
     _pipelined(recorder, tensor.split(1), tensor.dtype, Topology.of(1, 1))
-    return recorder.events
-
-
-def test_the_phases_of_a_chunk_run_once_and_in_order():
-    for chunks in (1, 2, 3, 7):
-        seen = events(chunks)
-        assert len(seen) == len(set(seen)) == 7 * chunks
-        for chunk in range(chunks):
-            mine = [event for event in seen if event.endswith(str(chunk))]
-            steps = [f"{verb} {phase}{chunk}" for phase in "abc" for verb in ("start", "wait")]
-            assert mine == [*steps, f"end {chunk}"]
-
-
-def test_the_next_chunk_starts_a_phase_before_the_previous_one_is_waited_for():
-    seen = events(5)
-    for phase in "abc":
-        for chunk in range(4):
-            following = seen.index(f"start {phase}{chunk + 1}")
-            assert following < seen.index(f"wait {phase}{chunk}")
-            assert following > seen.index(f"start {phase}{chunk}")  # in order, on all ranks
+    seen = recorder.events
+    assert len(seen) == len(set(seen)) == 7 * chunks
+    for chunk in range(chunks):
+        mine = [event for event in seen if event.endswith(str(chunk))]
+        steps = [f"{verb} {phase}{chunk}" for phase in "abc" for verb in ("start", "wait")]
+        assert mine == [*steps, f"end {chunk}"]
+    for phase, chunk in product("abc", range(chunks - 1)):
+        start, following = (seen.index(f"start {phase}{c}") for c in (chunk, chunk + 1))
+        assert start < following < seen.index(f"wait {phase}{chunk}")
 
 
 @pytest.mark.parametrize(("ranks", "chunk_bytes"), [(6, None), (2, 2**20), (7, 2**26)])

@@ -20,7 +20,6 @@ from largebatch.comm import (
     Plan,
     PlanError,
     PlanState,
-    Rule,
     Topology,
     plan_hook,
     register,
@@ -38,7 +37,6 @@ def network():
 
 
 def mesh_of(ranks_per_copy):
-    """The ranks that share a copy with this one: consecutive ones."""
     shape = dist.get_world_size() // ranks_per_copy, ranks_per_copy
     return init_device_mesh("cpu", shape, mesh_dim_names=("between", "within"))["within"]
 
@@ -58,82 +56,72 @@ def batch(step, rank):
 
 
 def train(model, steps=3, micro_batches=1, unsynced=lambda last: nullcontext()):
-    """Return all gradients of a few steps, and the weights after them."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     seen = []
     for step in range(steps):
         for part in range(micro_batches):
             with unsynced(part == micro_batches - 1):
-                model(
-                    batch(step * micro_batches + part, dist.get_rank())
-                ).square().mean().backward()
+                images = batch(step * micro_batches + part, dist.get_rank())
+                model(images).square().mean().backward()
         seen += whole(p.grad for p in model.parameters())
         optimizer.step()
         optimizer.zero_grad()
     return seen + whole(model.parameters())
 
 
-def trained_by_both(plan, ranks_per_copy, topology, **options):
-    ddp, model = DistributedDataParallel(network()), shard(network(), mesh_of(ranks_per_copy))
-    register(ddp, plan, topology)
-    register_fsdp2(model, plan, topology)
-    return train(ddp, **options), train(model, **options)
-
-
 def largest_difference(one, other):
     return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
 
 
-# --- gradients and weights ------------------------------------------------------------------
-
-
-def differences(cases):
+def gradients_and_weights_are_those_of_ddp_with_the_plan():
     ranks = dist.get_world_size()
     topology = Topology.of(ranks, 2, dist.get_rank())
     ddp, composable = DistributedDataParallel(network()), replicate_by_ddp(network())
     register(ddp, PLAN, topology)
     composable.register_comm_hook(PlanState(PLAN, topology), plan_hook)  # as the guide says
     assert largest_difference(train(ddp), train(composable)) == 0
-    return {
-        (name, per_copy): largest_difference(
-            *trained_by_both(Plan.single(name), per_copy, topology)
-        )
-        for name, per_copy in cases
-    }
+    found = {}
+    for name, per_copy in ON_FOUR:
+        ddp, model = DistributedDataParallel(network()), shard(network(), mesh_of(per_copy))
+        register(ddp, Plan.single(name), topology)
+        register_fsdp2(model, Plan.single(name), topology)
+        found[name, per_copy] = largest_difference(train(ddp), train(model))
+    assert max(found.values()) < 1e-7, found
+    # (a + b) + (c + d) in both, divided by powers of two
+    same = {name for (name, _), difference in found.items() if not difference}
+    assert same >= {"hierarchical", "leader", "torus", "halving-doubling"}
+    assert found["hierarchical", 1] == found["hierarchical", 2] == 0
 
 
 # A copy is on one rank, or on a node.
 ON_FOUR = [*product(ALGORITHMS, [1]), ("hierarchical", 2), ("leader", 2)]
-HALVES = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # largest relative error of a rounding
+# Names, and the largest relative error of a rounding.
+HALVES = {torch.float16: ("fp16", 2**-11), torch.bfloat16: ("bf16", 2**-8)}
 
 
-def errors_in_half_precision():
-    """Largest errors, as shares of the largest gradient, of what is rounded to half precision."""
+def half_precision_errs_by_its_roundings():
+    """On the wire of the plan, and where FSDP2 itself reduces in it, dividing in two parts."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     exact = network().double()
     sum(exact(batch(0, r).double()).square().mean() / ranks for r in range(ranks)).backward()
     expected = [p.grad for p in exact.parameters()]
     largest = max(gradient.abs().max().item() for gradient in expected)
-    found = {}
-    for dtype, wire in zip(HALVES, ("fp16", "bf16"), strict=True):
-        for per_copy in (1, 2):
-            for policy, wires in (({}, wire), ({"reduce_dtype": dtype}, None)):
-                model = shard(
-                    network(), mesh_of(per_copy), mp_policy=MixedPrecisionPolicy(**policy)
-                )
-                plan = Plan((Rule("hierarchical", wire_dtype=wires),))
-                register_fsdp2(model, plan, Topology.of(ranks, 2, rank))
-                model(batch(0, rank)).square().mean().backward()
-                got = whole(p.grad.double() for p in model.parameters())
-                found[dtype, per_copy, wires] = largest_difference(got, expected) / largest
-    return found
+    for dtype, per_copy, by_plan in product(HALVES, (1, 2), (True, False)):
+        policy = MixedPrecisionPolicy(reduce_dtype=None if by_plan else dtype)
+        model = shard(network(), mesh_of(per_copy), mp_policy=policy)
+        plan = Plan.single("hierarchical", wire_dtype=HALVES[dtype][0] if by_plan else None)
+        register_fsdp2(model, plan, Topology.of(ranks, 2, rank))
+        model(batch(0, rank)).square().mean().backward()
+        got = whole(p.grad.double() for p in model.parameters())
+        error = largest_difference(got, expected) / largest
+        assert 0 < error < 8 * HALVES[dtype][1], (dtype, per_copy, by_plan)
 
 
-def accumulated(ranks_per_copy):
+def gradients_accumulate_as_under_ddp():
+    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
     topology = Topology.of(dist.get_world_size(), 2, dist.get_rank())
-    found = []
     for setting in ("set_requires_gradient_sync", "set_requires_all_reduce"):
-        model = shard(network(), mesh_of(ranks_per_copy))
+        model = shard(network(), mesh_of(2))
         ddp = DistributedDataParallel(network())
         register(ddp, PLAN, topology)
         register_fsdp2(model, PLAN, topology)
@@ -143,14 +131,10 @@ def accumulated(ranks_per_copy):
             return nullcontext()
 
         theirs = train(ddp, 2, 3, lambda last, ddp=ddp: nullcontext() if last else ddp.no_sync())
-        found.append(largest_difference(train(model, 2, 3, unsynced), theirs))
-    return found
+        assert largest_difference(train(model, 2, 3, unsynced), theirs) < 1e-7
 
 
-# --- what is refused ------------------------------------------------------------------------
-
-
-def refusals():
+def models_whose_gradients_a_hook_cannot_average_are_refused():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     two_nodes, one_node = Topology.of(4, 2, rank), Topology.of(4, 4, rank)
     parts = [dist.new_group(part) for part in ([0], [1, 2, 3])]
@@ -171,14 +155,11 @@ def refusals():
         with pytest.raises(PlanError, match=copies if name in sizes else no_mesh):
             register_fsdp2(model, PLAN, topology)
     register_fsdp2(models["one copy"][0], PLAN, one_node)  # nothing to do, and no error
-    alone = largest_difference(
-        train(models["one copy"][0]), train(DistributedDataParallel(network()))
-    )
-    return alone
+    ddp = DistributedDataParallel(network())
+    assert largest_difference(train(models["one copy"][0]), train(ddp)) < 1e-7
 
 
-def failure():
-    """The error of backward where an all-reduce fails."""
+def an_all_reduce_that_fails_is_named():
     model = shard(network(), mesh_of(1))
     register_fsdp2(model, PLAN, Topology.of(4, 2, dist.get_rank()))
     with (
@@ -186,47 +167,17 @@ def failure():
         pytest.raises(CollectiveError) as error,
     ):
         train(model)
-    return str(error.value)
+    line = f"rank {dist.get_rank()}: hierarchical all-reduce of 72 bytes failed: cable"
+    assert str(error.value) == line
 
 
 def on_four_ranks():
-    return differences(ON_FOUR), accumulated(2), refusals(), errors_in_half_precision(), failure()
+    gradients_and_weights_are_those_of_ddp_with_the_plan()
+    gradients_accumulate_as_under_ddp()
+    models_whose_gradients_a_hook_cannot_average_are_refused()
+    half_precision_errs_by_its_roundings()
+    an_all_reduce_that_fails_is_named()
 
 
-@pytest.fixture(scope="module")
-def four_ranks():
-    """What the functions of this file find on four ranks, which start once."""
-    return run_ranks(4, on_four_ranks)
-
-
-def test_gradients_and_weights_are_those_of_ddp_with_the_plan(four_ranks):
-    for found, *_ in four_ranks:
-        assert max(found.values()) < 1e-7, found
-        # (a + b) + (c + d) in both, divided by powers of two
-        same = {name for (name, _), difference in found.items() if not difference}
-        assert same >= {"hierarchical", "leader", "torus", "halving-doubling"}
-        assert found["hierarchical", 1] == found["hierarchical", 2] == 0
-
-
-def test_half_precision_errs_by_its_roundings(four_ranks):
-    """On the wire of the plan, and where FSDP2 itself reduces in it, dividing in two parts."""
-    for *_, errors, _ in four_ranks:
-        assert len(errors) == 8
-        for (dtype, *case), error in errors.items():
-            assert 0 < error < 8 * HALVES[dtype], (dtype, *case)
-
-
-def test_gradients_accumulate_as_under_ddp(four_ranks):
-    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
-    for _, found, *_ in four_ranks:
-        assert max(found) < 1e-7
-
-
-def test_models_whose_gradients_a_hook_cannot_average_are_refused(four_ranks):
-    for _, _, alone, *_ in four_ranks:
-        assert alone < 1e-7
-
-
-def test_an_all_reduce_that_fails_is_named(four_ranks):
-    for rank, (*_, line) in enumerate(four_ranks):
-        assert line == f"rank {rank}: hierarchical all-reduce of 72 bytes failed: cable"
+def test_gradients_are_averaged_as_under_ddp_and_what_cannot_be_is_refused():
+    run_ranks(4, on_four_ranks)

@@ -10,14 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import (
-    ALGORITHMS,
-    Hierarchical,
-    Plan,
-    Rule,
-    Topology,
-    register,
-)
+from largebatch.comm import ALGORITHMS, Hierarchical, Plan, Rule, Topology, register
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow("trains on two ranks")
@@ -41,8 +34,7 @@ def gradients(model):
     return torch.cat([p.grad.flatten().clone() for p in model.parameters()])
 
 
-def events_with_slow_wire():
-    """The order of events when the all-reduce waits until backward is over."""
+def backward_continues_while_buckets_are_reduced():
     events = []
     slow = threading.Event()
 
@@ -63,11 +55,11 @@ def events_with_slow_wire():
         first = next(model.parameters())
         first.register_hook(lambda gradient: (events.append("backward over"), slow.set())[0])
         model(torch.ones(8, 64)).sum().backward()
-    return events
+    assert events[0] == "backward over"
+    assert events.count("reduced") >= 2
 
 
-def failures():
-    """What backward raises, again at once, and where the failure cannot be described."""
+def a_failure_names_the_rank_and_the_bucket_and_is_not_tried_again():
     calls = []
 
     class Broken(Hierarchical):
@@ -86,57 +78,39 @@ def failures():
                 with error if undescribed else nullcontext(), pytest.raises(Exception) as raised:  # noqa: PT011
                     model(torch.ones(8, 64)).sum().backward()
                 said.append(str(raised.value))
-    return said, len(calls)
+    for message in said[:2]:
+        assert f"rank {dist.get_rank()}: hierarchical all-reduce of bucket 0" in message
+        assert "the cable is out" in message
+    assert "no report" in said[2]  # backward does not wait for ever
+    assert len(calls) == 2
 
 
 BACK_ENDS = ["ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", ""]  # "": gloo
 
 
-def hooks_by_back_end():
-    """The number of hooks that are registered for each plan, dtype and back end."""
+def a_plain_plan_leaves_ddp_as_it_is_where_that_overlaps_and_divides_well():
+    """By itself DDP would divide FP16 gradients by all ranks before their sum."""
     topology, plain = Topology.from_environment(1), Plan((Rule("ring", 1000), Rule("ring")))
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    cases = [(Plan.single(wire_dtype="bf16"), torch.float32, back_end) for back_end in BACK_ENDS]
-    cases += [(plain, torch.float32, back_end) for back_end in BACK_ENDS]
-    cases += [(plain, dtype, BACK_ENDS[0]) for dtype in dtypes[1:]]
-    counts = {}
+    plans = Plan.single(wire_dtype="bf16"), plain
+    cases = [(plan, torch.float32, back_end) for plan in plans for back_end in BACK_ENDS]
+    cases += [(plain, dtype, BACK_ENDS[0]) for dtype in (torch.float16, torch.bfloat16)]
+    left = []
     for plan, dtype, back_end in cases:
         model = ddp(network().to(dtype), plan)
         with mock.patch("largebatch.comm.hook.nccl_class", return_value=back_end):
             register(model, plan, topology)
-        counts[plan.is_plain, dtype, back_end] = len(model._comm_hooks)
+        if not model._comm_hooks:
+            left.append((plan.is_plain, dtype, back_end))
         if plan.is_plain and dtype == torch.float32:
             assert torch.equal(gradients(model), gradients(ddp(network(), Plan.single())))
-    return counts
+    assert left == [(True, torch.float32, BACK_ENDS[0]), (True, torch.bfloat16, BACK_ENDS[0])]
 
 
 def on_two_ranks():
-    return events_with_slow_wire(), failures(), hooks_by_back_end()
+    backward_continues_while_buckets_are_reduced()
+    a_failure_names_the_rank_and_the_bucket_and_is_not_tried_again()
+    a_plain_plan_leaves_ddp_as_it_is_where_that_overlaps_and_divides_well()
 
 
-@pytest.fixture(scope="module")
-def two_ranks():
-    """What the functions of this file find on two ranks, which start once."""
-    return run_ranks(2, on_two_ranks)
-
-
-def test_backward_continues_while_buckets_are_reduced(two_ranks):
-    for events, _, _ in two_ranks:
-        assert events[0] == "backward over"
-        assert events.count("reduced") >= 2
-
-
-def test_a_failure_names_the_rank_and_the_bucket_and_is_not_tried_again(two_ranks):
-    for rank, (_, (said, calls), _) in enumerate(two_ranks):
-        for message in said[:2]:
-            assert f"rank {rank}: hierarchical all-reduce of bucket 0" in message
-            assert "the cable is out" in message
-        assert "no report" in said[2]  # backward does not wait for ever
-        assert calls == 2
-
-
-def test_a_plain_plan_leaves_ddp_as_it_is_where_that_overlaps_and_divides_well(two_ranks):
-    """By itself DDP would divide FP16 gradients by all ranks before their sum."""
-    for _, _, counts in two_ranks:
-        left = [case for case, count in counts.items() if not count]
-        assert left == [(True, torch.float32, BACK_ENDS[0]), (True, torch.bfloat16, BACK_ENDS[0])]
+def test_hook_overlaps_names_failures_and_is_left_out_where_ddp_does_as_well():
+    run_ranks(2, on_two_ranks)

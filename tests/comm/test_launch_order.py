@@ -3,6 +3,7 @@
 import copy
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -24,12 +25,7 @@ from largebatch.comm import (
     register,
     topology,
 )
-from largebatch.comm.launch_order import (
-    VARIABLE,
-    check_launch_order,
-    check_launch_order_of_fsdp2,
-    launches_are_ordered,
-)
+from largebatch.comm.launch_order import VARIABLE, launches_are_ordered
 from largebatch.comm.tuning import tune as tuning
 
 TWO_BY_TWO, ONE_NODE = Topology.of(4, 2), Topology.of(4, 4)
@@ -38,8 +34,6 @@ CHUNKS, WHOLE = Plan((Rule("hierarchical", chunk_bytes=64),)), Plan.single("hier
 
 @pytest.fixture
 def nccl(monkeypatch):
-    """Return a function that pretends a version of NCCL and a value of the variable."""
-
     def pretend(version=(2, 27, 3), variable=None, back_end="ProcessGroupNCCL2"):
         monkeypatch.setattr(launch_order, "nccl_class", lambda: back_end)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
@@ -51,14 +45,11 @@ def nccl(monkeypatch):
     return pretend
 
 
-def model(*layers, device_type="cuda", find_unused_parameters=False, static_graph=False):
+def model(*layers, **options):
     """What the check reads of a DDP model."""
-    return SimpleNamespace(
-        device_type=device_type,
-        find_unused_parameters=find_unused_parameters,
-        static_graph=static_graph,
-        module=nn.Sequential(nn.Linear(2, 2), *layers),
-    )
+    read = {"device_type": "cuda", "find_unused_parameters": False, "static_graph": False}
+    module = nn.Sequential(nn.Linear(2, 2), *layers)
+    return SimpleNamespace(**read | options, module=module)
 
 
 class OwnNorm(nn.Module):
@@ -102,35 +93,35 @@ def test_a_plan_that_can_deadlock_is_refused(nccl, case):
     *arguments, message = REFUSED[case]
     nccl()
     with pytest.raises(PlanError, match=message) as refused:
-        check_launch_order(*arguments)
+        launch_order.check_launch_order(*arguments)
     assert "\n" not in str(refused.value)
     instead = "or a plan without chunk_bytes" if "chunk" in message else UNCHUNKED
     valid = f"valid: {VARIABLE}=1 in the environment of every rank before init_process_group"
     assert str(refused.value).endswith(f"{valid}, {instead}")
     nccl((2, 25, 1), "1")
     with pytest.raises(PlanError, match=r"can deadlock in NCCL 2\.25\.1; valid: NCCL 2\.26 or"):
-        check_launch_order(*arguments)
+        launch_order.check_launch_order(*arguments)
     for version, variable, back_end in (
         ((2, 26, 2), "1", "ProcessGroupNCCL"),
         ((3, 0, 0), "1", "ProcessGroupNCCL2"),
         ((2, 25, 1), None, ""),
     ):
         nccl(version, variable, back_end)
-        check_launch_order(*arguments)
+        launch_order.check_launch_order(*arguments)
 
 
 def test_fsdp2_whose_collectives_have_no_order_with_the_plans_is_refused(nccl):
     nccl()
     with pytest.raises(PlanError, match=rf"model: FSDP2 .* can deadlock; valid: {VARIABLE}=1 in"):
-        check_launch_order_of_fsdp2()
+        launch_order.check_launch_order_of_fsdp2()
     nccl((2, 26, 2), "1")
-    check_launch_order_of_fsdp2()
+    launch_order.check_launch_order_of_fsdp2()
 
 
 @pytest.mark.parametrize("case", SAFE)
 def test_a_plan_that_cannot_deadlock_is_not_refused(nccl, case):
     nccl((2, 20, 5))
-    check_launch_order(*SAFE[case])
+    launch_order.check_launch_order(*SAFE[case])
 
 
 @pytest.mark.parametrize(
@@ -140,9 +131,10 @@ def test_a_plan_that_cannot_deadlock_is_not_refused(nccl, case):
 def test_the_variable_is_read_as_by_nccl_and_a_value_of_the_user_is_kept(
     monkeypatch, value, ordered
 ):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if value is not None:
-        monkeypatch.setenv(VARIABLE, value)
+    monkeypatch.setenv(VARIABLE, value or "")
+    if value is None:
+        monkeypatch.delenv(VARIABLE)
+    else:
         assert launches_are_ordered() is ordered
     order_launches()
     assert launches_are_ordered() is ordered
@@ -171,22 +163,12 @@ def test_both_ways_of_registering_are_checked(nccl, ddp):
 @pytest.mark.parametrize("variable", [None, "1"])
 def test_tuning_leaves_chunks_out_where_they_can_deadlock(nccl, monkeypatch, variable):
     nccl(variable=variable)
-    seen = {}
-
-    class StoppedError(Exception):
-        pass
-
-    def measure(topology, rules, *arguments, **options):
-        seen["chunks"] = {rule.chunk_bytes for rule in rules}
-        raise StoppedError
-
+    measure = mock.Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(tuning, "measure", measure)
-    with pytest.raises(StoppedError):
+    with pytest.raises(KeyboardInterrupt):
         tuning.tune(TWO_BY_TWO, chunks_bytes=[64])
-    assert seen["chunks"] == ({None, 64} if variable else {None})
-
-
-# --- torch's names and classes for NCCL, which has no GPU here ---------------------------------
+    chunks = {rule.chunk_bytes for rule in measure.call_args.args[1]}
+    assert chunks == ({None, 64} if variable else {None})
 
 
 class Stand(Backend):
@@ -204,7 +186,6 @@ class Stand(Backend):
 
 @pytest.fixture
 def back_end(monkeypatch):
-    """Return a function that starts a group of four ranks whose GPUs have such a class."""
     for table in ("_plugins", "backend_list", "backend_type_map", "backend_capability"):
         monkeypatch.setattr(dist.Backend, table, copy.copy(getattr(dist.Backend, table)))
     monkeypatch.setattr(dist.Backend, "default_device_backend_map", {"cpu": "gloo", "cuda": "nccl"})

@@ -40,30 +40,22 @@ RULES = [LEADER, Rule("leader"), Rule("hierarchical", chunk_bytes=100_000), Rule
 
 def on_four_ranks():
     nodes = ((0, 1), (2, 3))
-    by_rule = [wire.sent_by(rule, layout(nodes), ELEMENTS) for rule in RULES]
+    for rule in RULES:
+        intra, inter, _ = wire.sent_by(rule, layout(nodes), ELEMENTS)
+        assert intra < 100_000
+        assert inter == pytest.approx(2 * 4e6, rel=0.05)  # each node sends and receives 4 MB
     declined = wire.sent_by(LEADER, layout(nodes, shared_memory=False), ELEMENTS)
-    unable = some_cannot_share(nodes, 3)
+    for intra, *_ in (declined, some_cannot_share(nodes, 3)):
+        assert intra > 10**7
     for each in (nodes, ((0, 1, 2), (3,))):
         mixed_sizes(each)
     dist.barrier()  # else a fast rank could exit while others still connect
-    return by_rule, declined, unable
-
-
-@pytest.fixture(scope="module")
-def four_ranks():
-    """What the functions of this file find on four ranks, which start once."""
-    return run_ranks(4, on_four_ranks)
 
 
 @four
-def test_only_signals_and_what_crosses_between_nodes_are_sent_as_messages(four_ranks):
+def test_only_signals_and_what_crosses_between_nodes_are_sent_as_messages():
     """Unless memory is declined, or ranks of one node are on different machines."""
-    for by_rule, *without in four_ranks:
-        for intra, inter, _ in by_rule:
-            assert intra < 100_000
-            assert inter == pytest.approx(2 * 4e6, rel=0.05)  # each node sends and receives 4 MB
-        for intra, *_ in without:
-            assert intra > 10**7
+    run_ranks(4, on_four_ranks)
 
 
 def mixed_sizes(nodes):
@@ -115,9 +107,6 @@ def test_nothing_is_left_of_a_job_whose_ranks_are_killed(tmp_path):
     assert {path.name for path in tmp_path.glob("noticed-*")} == {"noticed-0", "noticed-2"}
 
 
-# --- memory that cannot be set up leaves no descriptor -------------------------------------
-
-
 @pytest.fixture
 def shared():
     file = node_memory._new_file()
@@ -139,22 +128,3 @@ def test_only_the_file_that_was_made_for_it_is_opened(shared, tmp_path):
     assert node_memory._opened(os.getpid(), shared, b"another") is None
     assert node_memory._opened(2**22 + 1, shared, b"a token") is None
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_memory_that_a_rank_cannot_open_is_closed_by_all(rank):
-    said = []
-
-    def all_reduce(able, *_, **__):
-        said.append(able.item())
-        able.zero_()  # as the other rank could not open it
-
-    def broadcast(told, **_):
-        told[0] = told[0] or (2**22 + 1, 3, b"a token")
-
-    before = os.listdir("/proc/self/fd")
-    fake = {"broadcast_object_list": broadcast, "all_reduce": all_reduce}
-    with mock.patch.multiple(dist, get_rank=lambda _: rank, **fake):
-        assert node_memory.connect(mock.sentinel.filled, mock.sentinel.summed) is None
-    assert said == [rank == 0]
-    assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -16,9 +16,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
-from largebatch.comm import Plan, PlanState, Topology, plan_hook, register
+from largebatch.comm import Plan, PlanState, Topology, plan_hook
 from largebatch.comm.failure import roll
-from tests.comm.test_refusals import refusal, uneven
+from tests.comm.failure.started import until
+from tests.comm.test_refusals import refusal
 from tests.ranks import free_ports, run_ranks
 
 pytestmark = pytest.mark.slow("starts ranks")
@@ -48,16 +49,14 @@ def train(ddp, steps=3):
 
 
 def check(ddp):
-    """Check that the gradients are those of DDP without a hook."""
     found = train(ddp)
     plain = DistributedDataParallel(copy.deepcopy(ddp.module))
     torch.testing.assert_close(found, train(plain))
 
 
 def refusals_of_a_second_model():
-    state = PlanState(PLAN, TOPOLOGY)
-    both = [wrapped(network(), state, fp16_compress_wrapper(plan_hook)) for _ in range(2)]
-    lines = [refusal(train, model) for model in both]
+    state, wrapper = PlanState(PLAN, TOPOLOGY), fp16_compress_wrapper(plan_hook)
+    lines = [refusal(train, m) for m in [wrapped(network(), state, wrapper) for _ in range(2)]]
     state = PlanState(PLAN, TOPOLOGY)
     first = wrapped(network(), state)
     check(first)
@@ -103,16 +102,6 @@ def other_models_after_the_first_has_gone():
         gc.enable()
 
 
-def refusal_in_join_of_a_second_wrapper():
-    state, module = PlanState(PLAN, TOPOLOGY), nn.Linear(8, 8)
-    ddp = wrapped(module, state)
-    train(ddp)
-    ddp = wrapped(module, state)
-    train(ddp)
-    line = refusal(lambda: uneven(ddp, divide_by_initial_world_size=False))
-    assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
-
-
 def refusal_of_a_model_that_is_frozen():
     own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     ddp = DistributedDataParallel(network(), process_group=own)
@@ -130,12 +119,9 @@ def is_served(port):
     return False
 
 
-def is_served_in_the_end(port):
-    """Whether a server stays at a port: what destroys a process group may still be under way."""
-    end = time.monotonic() + 30
-    while is_served(port) and time.monotonic() < end:
-        time.sleep(0.01)
-    return is_served(port)
+def check_that_no_server_stays(port):
+    """What destroys a process group may still be under way."""
+    until(lambda: not is_served(port))
 
 
 def start(port):
@@ -158,7 +144,7 @@ def with_process_groups_at_ports(ports):
             threads = [t for t in threading.enumerate() if t.name == "largebatch-beats"]
             assert len(threads) == 1
             if turn and dist.get_rank() == 0:
-                assert not is_served_in_the_end(ports[turn - 1])
+                check_that_no_server_stays(ports[turn - 1])
     finally:
         gc.enable()
 
@@ -170,8 +156,7 @@ def said_when_rank_0_leaves_first(folder, port):
     rank = dist.get_rank()
     file = folder / f"said-{rank}"
     os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
-    ddp = DistributedDataParallel(network(), **PLAN.ddp_options())
-    register(ddp, PLAN, TOPOLOGY)
+    ddp = wrapped(network(), PlanState(PLAN, TOPOLOGY))
     train(ddp)
     own = dist.distributed_c10d._get_default_store().clone()
     if rank == 1:
@@ -185,7 +170,7 @@ def said_when_rank_0_leaves_first(folder, port):
     del ddp
     gc.collect()
     if rank == 1:
-        assert not is_served_in_the_end(port)
+        check_that_no_server_stays(port)
     dist.init_process_group("gloo", init_method=f"file://{folder}/end", rank=rank, world_size=2)
     dist.barrier()  # else the first could leave while the second still connects
     return file.read_text()
@@ -193,43 +178,28 @@ def said_when_rank_0_leaves_first(folder, port):
 
 def held():
     """Number of threads and of files in memory that states of this process hold."""
+    gc.collect()  # each time: gloo's threads may still hold the last operation
     threads = [t for t in threading.enumerate() if t.name.startswith("largebatch-all-reduce")]
-    links = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:  # that of the listing itself
-            continue
-    return len(threads), sum("memfd:largebatch" in link for link in links)
-
-
-def wait_until_nothing_is_held():
-    end = time.monotonic() + 30
-    while held() != (0, 0) and time.monotonic() < end:
-        gc.collect()  # more than once: gloo's threads may still hold the last operation
-        time.sleep(0.01)
-    assert held() == (0, 0), held()
+    files = [os.path.realpath(entry.path) for entry in os.scandir("/proc/self/fd")]
+    return len(threads), sum("memfd:largebatch" in file for file in files)
 
 
 def nothing_is_left_behind():
-    """Each state's thread and memory go with its model."""
-    wait_until_nothing_is_held()
+    until(lambda: held() == (0, 0))
     for turn in range(2):
-        ddp = DistributedDataParallel(network(), **PLAN.ddp_options())
-        register(ddp, PLAN, TOPOLOGY)
+        ddp = wrapped(network(), PlanState(PLAN, TOPOLOGY))
         train(ddp)
         threads, files = held()
         assert threads == 1, turn
         assert files > 1  # a mapping keeps one of its own
         del ddp
-        wait_until_nothing_is_held()
+        until(lambda: held() == (0, 0))
 
 
 def with_one_process_group():
     refusals_of_a_second_model()
     one_model_in_many_wrappers()
     other_models_after_the_first_has_gone()
-    refusal_in_join_of_a_second_wrapper()
     refusal_of_a_model_that_is_frozen()
     nothing_is_left_behind()
 

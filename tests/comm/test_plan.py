@@ -20,9 +20,10 @@ def test_a_saved_plan_is_loaded_unchanged(tmp_path):
         Rule("hierarchical", 10**6, "fp16", sum_dtype="fp32"),
         Rule("ring"),
     )
-    plan = Plan(rules, fusion_threshold_bytes=123)
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
+    for fusion in ({"segments": (300, 100)}, {"fusion_threshold_bytes": 123}):
+        plan = Plan(rules, **fusion)
+        plan.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == plan
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["rules"][0] == {
         "algorithm": "hierarchical",
@@ -42,6 +43,7 @@ WITH_PHASES = "valid with: hierarchical, leader, torus"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, "none.json: No such file"),
         ("nonsense", "Expecting value"),
         ("[]", "plan: not an object; valid: an object with keys version, rules, fusion"),
         ('{"rules": []}', "version: missing key in a plan; required: version, rules"),
@@ -62,17 +64,17 @@ WITH_PHASES = "valid with: hierarchical, leader, torus"
         (with_rules(RING | {"shape": [2, 4]}), "shape: algorithm ring has .*; valid with: torus"),
         (with_rules(RING | {"max_bytes": "1M"}), "max_bytes: '1M' is not a positive integer"),
         (with_rules(*[RING | {"max_bytes": 5}] * 2, RING), r"max_bytes: \[5, 5\] do not ascend"),
+        *(
+            (with_rules(RING, segments=wrong), "segments: .* is not a list of sizes")
+            for wrong in ([], [5, 0], "all")
+        ),
         (with_rules(RING, fusion_threshold_bytes=0), "fusion_threshold_bytes: 0 is not a positive"),
     ],
 )
 def test_an_invalid_file_is_refused_by_name(tmp_path, content, message):
-    path = tmp_path / "plan.json"
-    path.write_text(content)
+    path = tmp_path / "none.json"
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(PlanError, match=message) as error:
         Plan.load(path)
     assert str(path) in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PlanError, match=r"none.json: No such file"):
-        Plan.load(tmp_path / "none.json")

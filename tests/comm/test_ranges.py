@@ -9,26 +9,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
 from largebatch.comm import Plan, Rule, Topology, register
-from largebatch.comm.ranges import all_reduce_name
 from tests.ranks import run_ranks
 
 
-@pytest.mark.parametrize(
-    ("size", "named"),
-    [(25 * 2**20, "25.0 MiB"), (2**20, "1.0 MiB"), (2**20 - 1, "1024.0 KiB"), (12, "12 bytes")],
-)
-def test_a_name_has_bucket_size_and_algorithm(size, named):
-    assert all_reduce_name(3, size, "hierarchical") == f"all-reduce bucket 3, {named}, hierarchical"
-
-
-def reduced(plan, nodes, shared_memory):
+def reduced(plan, shared_memory=True):
     """Train two steps, of which the second is profiled; return the names of its ranges."""
     torch.manual_seed(dist.get_rank())
     layers = [torch.nn.Linear(100, 100, bias=False) for _ in range(3)]
     model = DistributedDataParallel(
         torch.nn.Sequential(*layers, torch.nn.Linear(100, 1, bias=False)), **plan.ddp_options()
     )
-    register(model, plan, Topology(nodes, dist.get_rank(), shared_memory=shared_memory))
+    register(model, plan, Topology(((0, 1), (2, 3)), dist.get_rank(), shared_memory=shared_memory))
     model(torch.ones(1, 100)).sum().backward()
     config = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
@@ -44,31 +35,25 @@ ON_ITS_THREAD = Plan((Rule("leader", chunk_bytes=20_000),), fusion_threshold_byt
 BY_THE_BACK_END = Plan.single("ring", fusion_threshold_bytes=50_000)
 
 
-def each_plan():
-    nodes = ((0, 1), (2, 3))
-    return [
-        reduced(plan, nodes, plan is not ON_ITS_THREAD)
-        for plan in (IN_CHUNKS, ON_ITS_THREAD, BY_THE_BACK_END)
-    ]
+def check_names():
+    """Buckets of one layer, 40,000 bytes, and the small last one; chunks of half a layer."""
+    in_chunks = reduced(IN_CHUNKS)
+    buckets = sorted(
+        n for n in in_chunks if re.fullmatch(r"all-reduce bucket [^,]*,[^,]*,[^,]*", n)
+    )
+    sizes = ["400 bytes, leader", *["39.1 KiB, hierarchical"] * 3]
+    assert [name.partition(", ")[2] for name in buckets] == sizes
+    assert {f"chunk {chunk}, phase {phase}" for chunk in (1, 2) for phase in (1, 2)} <= in_chunks
+    on_thread = reduced(ON_ITS_THREAD, shared_memory=False)
+    assert any(re.fullmatch(r"all-reduce bucket \d, [\d.]+ KiB, leader", n) for n in on_thread)
+    assert {"chunk 1, phase 1", "chunk 2, phase 1", "chunk 1, wait for phase 1"} <= on_thread
+    by_the_back_end = reduced(BY_THE_BACK_END)
+    plain = [name for name in by_the_back_end if name.startswith("all-reduce bucket")]
+    assert len(plain) >= 2
+    assert all(name.endswith(", ring") for name in plain)
+    assert "gloo:all_reduce" in by_the_back_end
 
 
 @pytest.mark.slow("runs four ranks")
 def test_all_reduces_are_named_with_their_chunks_and_phases():
-    """Buckets of one layer, 40,000 bytes, and the small last one; chunks of half a layer."""
-    for in_chunks, on_thread, by_the_back_end in run_ranks(4, each_plan):
-        names = re.compile(r"all-reduce bucket [^,]*,[^,]*,[^,]*")
-        buckets = set(filter(names.fullmatch, in_chunks))
-        assert [name.partition(", ")[2] for name in sorted(buckets)] == [
-            "400 bytes, leader",
-            *["39.1 KiB, hierarchical"] * 3,
-        ]
-        assert {
-            f"chunk {chunk}, phase {phase}" for chunk in (1, 2) for phase in (1, 2)
-        } <= in_chunks
-        # Without shared memory.
-        assert any(re.fullmatch(r"all-reduce bucket \d, [\d.]+ KiB, leader", n) for n in on_thread)
-        assert {"chunk 1, phase 1", "chunk 2, phase 1", "chunk 1, wait for phase 1"} <= on_thread
-        plain = [name for name in by_the_back_end if name.startswith("all-reduce bucket")]
-        assert len(plain) >= 2
-        assert all(name.endswith(", ring") for name in plain)
-        assert "gloo:all_reduce" in by_the_back_end
+    run_ranks(4, check_names)

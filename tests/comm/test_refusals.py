@@ -42,7 +42,6 @@ def torchs_way(model, topology=None):
 
 
 def refusal(function, *args):
-    """The message of the error that a function raises, which is one line."""
     with pytest.raises((PlanError, TopologyError)) as error:
         function(*args)
     (line,) = str(error.value).splitlines()
@@ -98,27 +97,18 @@ def uneven(model, batches=2, **options):
 
 def gradients_in_join():
     topology = Topology.from_environment(1)
-    models = [DistributedDataParallel(layer()) for _ in range(5)]
-    plain, registered, raw, refused, refused_raw = models
-    register(registered, PLAN, topology)
-    torchs_way(raw, topology)
-    register(refused, PLAN, topology)
-    torchs_way(refused_raw, topology)
-    expected = uneven(plain)
-    for model in (registered, raw):
+    expected = uneven(DistributedDataParallel(layer()))
+    for way in (lambda model: register(model, PLAN, topology), lambda m: torchs_way(m, topology)):
+        model, refused = (DistributedDataParallel(layer()) for _ in range(2))
+        way(model)
+        way(refused)
         torch.testing.assert_close(uneven(model), expected)
+        # Its last gradient would be half of plain DDP's.
+        line = refusal(lambda m=refused: uneven(m, divide_by_initial_world_size=False))
+        assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
     idle = DistributedDataParallel(layer())  # connects on rank 0 without a batch of its own
     torchs_way(idle)
     torch.testing.assert_close(uneven(idle, 0), expected if dist.get_rank() else 0 * expected)
-    # Without a refusal the last gradient would be half of plain DDP's.
-    torch.testing.assert_close(
-        uneven(DistributedDataParallel(layer()), divide_by_initial_world_size=False)[0],
-        2 * expected[0] if dist.get_rank() == 1 else expected[0],
-    )
-    options = {"divide_by_initial_world_size": False}
-    for model in (refused, refused_raw):
-        line = refusal(lambda m=model: uneven(m, **options))
-        assert line.startswith("divide_by_initial_world_size: False in join, but a plan")
 
 
 def copies_train():
@@ -149,11 +139,11 @@ def two_models_share_a_topology(topology):
     plain = [DistributedDataParallel(layer()) for _ in range(2)]
     for model in models:
         register(model, plan, topology)
+    x = torch.full((2, 8), 1.0 + dist.get_rank())
     for _ in range(8):
         for one, other in (models, plain):
-            for model in (one, other):
-                model.zero_grad()
-            x = torch.full((2, 8), 1.0 + dist.get_rank())
+            one.zero_grad()
+            other.zero_grad()
             (one(x).square().sum() + other(2 * x).square().sum()).backward()
         for model, expected in zip(models, plain, strict=True):
             torch.testing.assert_close(model.module.weight.grad, expected.module.weight.grad)

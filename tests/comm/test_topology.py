@@ -18,18 +18,13 @@ from tests.ranks import run_ranks
 GROUP, SLURM, LOCAL = "GROUP_RANK", "SLURM_NODEID", "OMPI_COMM_WORLD_LOCAL_RANK"
 TWO_BY_TWO, UNEQUAL = ((0, 1), (2, 3)), ((1, 3), (0,), (2,))
 
-# --- the layout ------------------------------------------------------------------------------
 
-
-def test_consecutive_ranks_share_a_node():
+def test_consecutive_ranks_share_a_node_whose_size_divides_their_number():
     found = Topology.of(6, 2, rank=3)
     assert found.nodes == ((0, 1), (2, 3), (4, 5))
     assert (found.node, found.local_rank) == (1, 1)
     assert (found.world_size, found.ranks_per_node) == (6, 2)
     assert Topology.from_environment().nodes == ((0,),)  # without a process group
-
-
-def test_a_node_size_that_does_not_divide_the_ranks_is_refused():
     with pytest.raises(TopologyError, match=r"^ranks_per_node: 6 ranks .* 4; valid: 1, 2, 3, 6"):
         Topology.of(6, 4)
 
@@ -45,9 +40,6 @@ def test_some_of_the_ranks_stay_on_their_nodes(order, cuts, chosen):
         assert [set(node) for node in part.nodes] == [c for n in nodes if (c := chosen & {*n})]
         assert part.rank == (rank if rank in chosen else min(chosen))
         assert part.shared_memory == (len(chosen) == 12)
-
-
-# --- nodes are found without torchrun ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,19 +72,18 @@ def layouts():
     rank = dist.get_rank()
     for name in (GROUP, SLURM, LOCAL):
         os.environ.pop(name, None)
-    plain = Topology.from_environment()
+    found = [Topology.from_environment()]
     os.environ[SLURM] = str(rank)
-    with_slurm = Topology.from_environment()
+    found.append(Topology.from_environment())
     if rank == 0:  # only this rank has it
         os.environ[GROUP] = "0"
         del os.environ[SLURM]
-    disagreeing = Topology.from_environment()
+    found += [Topology.from_environment(), Topology.from_environment(1)]
     with pytest.raises(TopologyError, match=r"1 on rank 0, 2 on rank 1; valid: the same on all"):
         Topology.from_environment(rank + 1)
     with pytest.raises(TopologyError, match="None on rank 0, 2 on rank 1"):
         Topology.from_environment(2 if rank else None)
     os.environ[GROUP] = str(rank)
-    found = [plain, with_slurm, disagreeing, Topology.from_environment(1)]
     found.append(Topology.from_environment())
     return [(each.nodes, each.source) for each in found]
 
@@ -102,9 +93,6 @@ def test_ranks_that_see_different_variables_agree():
     one, two = ((0, 1),), ((0,), (1,))
     expected = [(one, "host names"), (two, SLURM), (one, "host names"), (two, "ranks_per_node")]
     assert run_ranks(2, layouts) == [[*expected, (two, GROUP)]] * 2
-
-
-# --- groups: their steps, counted on one rank of a large job ------------------------------------
 
 
 @pytest.fixture
@@ -163,38 +151,38 @@ def test_a_plan_takes_one_step_for_each_level_on_a_back_end_that_splits(
     assert ranks_of(found.groups.inter) == inter
 
 
-# --- groups on several ranks -------------------------------------------------------------------
-
 PARTS = [[[3, 0], [1], [2]], [[2, 1, 0], [3]], [[3, 1]], [[2, 0]]]
 # Since torch 2.15.
 SPLITS_GLOO = "Gloo" in str(dist.split_group.__doc__)
 needs_split = pytest.mark.skipif(not SPLITS_GLOO, reason="this torch splits NCCL only")
 
 
-def sums_and_members(split):
-    """Each algorithm's sum of 1 + rank over all ranks, and the ranks in a group of each part."""
+def check_groups(split):
+    rank = dist.get_rank()
     if split:
         topology._splits = lambda: True
         del dist.new_group
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), dist.group.WORLD)
-    sums = {}
-    for nodes in (TWO_BY_TWO, UNEQUAL):
-        layout = Topology(nodes, dist.get_rank())
-        for name, algorithm in ALGORITHMS.items():
-            if nodes == TWO_BY_TWO or name not in ("hierarchical", "torus"):
-                data = torch.arange(1.0, 8.0) * (1 + dist.get_rank())
-                algorithm.all_reduce(data, layout)
-                sums[name, nodes] = data.tolist()
-    layout = Topology(TWO_BY_TWO, dist.get_rank())
+    for nodes, unfit in ((TWO_BY_TWO, set()), (UNEQUAL, {"hierarchical", "torus"})):
+        layout = Topology(nodes, rank)
+        for name in sorted(ALGORITHMS.keys() - unfit):
+            data = torch.arange(1.0, 8.0) * (1 + rank)
+            ALGORITHMS[name].all_reduce(data, layout)
+            assert data.tolist() == [10.0 * i for i in range(1, 8)], (name, nodes)
+    layout = Topology(TWO_BY_TWO, rank)
     grid, own = layout.grid((4, 1)), layout.groups
     made = [own.intra, own.inter, own.world, grid.row]
     assert dist.group.WORLD not in made
     assert grid.column is None
+    node, everyone = [*TWO_BY_TWO[rank // 2]], [0, 1, 2, 3]
+    members = [ranks_of(group) for group in made]
+    assert members == [node, [rank % 2, rank % 2 + 2], everyone, everyone]
     limits = {g._get_backend(torch.device("cpu")).options._timeout for g in made}
     assert limits == {timedelta(seconds=77)}
-    found = [ranks_of(group_of_rank(parts)) for parts in PARTS]
+    for parts in PARTS:
+        part = next((sorted(part) for part in parts if rank in part), [])
+        assert ranks_of(group_of_rank(parts)) == (part if len(part) > 1 else None)
     dist.barrier()  # else a fast rank could exit while others still connect
-    return sums, [ranks_of(group) for group in made], found
 
 
 @pytest.mark.slow("starts four ranks")
@@ -202,12 +190,4 @@ def sums_and_members(split):
     "split", [False, pytest.param(True, marks=needs_split)], ids=["one by one", "split"]
 )
 def test_algorithms_sum_over_groups_that_have_the_timeout_of_the_default_group(split):
-    for rank, (sums, made, members) in enumerate(run_ranks(4, sums_and_members, split)):
-        assert len(sums) == 2 * len(ALGORITHMS) - 2
-        for case, found in sums.items():
-            assert found == [10.0 * i for i in range(1, 8)], case
-        node = TWO_BY_TWO[rank // 2]
-        assert made == [[*node], [rank % 2, rank % 2 + 2], [0, 1, 2, 3], [0, 1, 2, 3]]
-        for parts, found in zip(PARTS, members, strict=True):
-            part = next((sorted(part) for part in parts if rank in part), [])
-            assert found == (part if len(part) > 1 else None)
+    run_ranks(4, check_groups, split)

@@ -1,9 +1,10 @@
 """Small optimization problems shared by the tests of LARS."""
 
 import torch
+from hypothesis import strategies as st
 from torch import nn
 
-from largebatch.lars import DIALECTS
+from largebatch.lars import DENOMINATORS, DIALECTS
 
 # On a machine with a GPU, Triton compiles for it, and tests/benchmarks/gpu/test_gpu.py compares the
 # kernels with the reference; elsewhere they run in Triton's interpreter.
@@ -17,6 +18,21 @@ FORMS = [
     for dialect in sorted(DIALECTS)
     if (implementation, dialect) != ("triton", "simclr-popular")
 ]
+#: Options of LARS besides its rate, dialect and what adapts.
+OPTIONS = st.fixed_dictionaries(
+    {
+        "momentum": st.sampled_from([0.0, 0.9, 0.99]),
+        "weight_decay": st.sampled_from([0.0, 1e-4, 0.1]),
+        "trust_coefficient": st.sampled_from([1e-3, 0.05]),
+        "eps": st.sampled_from([0.0, 1e-8, 0.1]),
+        "trust_clip": st.booleans(),
+        "nesterov": st.booleans(),
+        "denominator": st.sampled_from(DENOMINATORS),
+        "decay_at_zero_norm": st.booleans(),
+        "maximize": st.booleans(),
+    }
+).map(lambda o: o | {"nesterov": o["nesterov"] and o["momentum"] > 0})
+ADAPT = st.sampled_from([None, True, False])
 SHAPES = [(), (1,), (7,), (3, 5), (4, 3, 3, 3), (2, 3, 4)]
 
 
@@ -58,7 +74,6 @@ def assert_close(ours, theirs, rtol=1e-10, atol=1e-14):
 
 
 def assert_identical(before, after):
-    """Check that parameters and a state dict are equal bit for bit."""
     (old_parameters, old_state), (parameters, state) = before, after
     for old, new in zip(old_parameters, parameters, strict=True):
         assert torch.equal(old, new)

@@ -30,7 +30,6 @@ def run(optimizer, steps):
 
 
 def groups(of, **first):
-    """Return two groups of five parameters; ``first`` are options of the first one."""
     return [{"params": of[:3], **first}, {"params": of[3:]}]
 
 

@@ -21,8 +21,7 @@ from largebatch.lars import CONVENTIONS, LARS, polynomial
 from tests.lars.problems import assert_close, train
 
 ROOT = Path(__file__).parents[2]
-STEPS_TAKEN = 40
-SCHEDULE = polynomial(2.0, STEPS_TAKEN, warmup_steps=10, end=0.01)
+SCHEDULE = polynomial(2.0, 40, warmup_steps=10, end=0.01)
 NESTEROV = [
     *("mlperf", "simclr", "simclr-popular", "moco-v3", "timm", "torchlars", "lightly"),
     *("solo-learn", "torch-optimizer", "lightning-bolts", "pytorch-optimizer"),
@@ -44,7 +43,7 @@ GROUPS = {
 }
 
 
-def trained(make, *, steps=STEPS_TAKEN, zero_gradients=True):
+def trained(make, zero_gradients=True):
     """Train the shared problem; tensor 2 and 5 start at zero, 0 and 3 have no gradient at times."""
 
     def zero_weights(parameters):
@@ -56,53 +55,34 @@ def trained(make, *, steps=STEPS_TAKEN, zero_gradients=True):
             for i in (0, 3):
                 parameters[i].grad.zero_()
 
-    return train(make, steps, schedule=SCHEDULE, edit=zero_weights, edit_gradients=zero_some)
-
-
-def theirs(library, groups, steps=STEPS_TAKEN, **options):
-    """Train with the library's own class, or with its formula; defaults are theirs."""
-    if library == "timm":
-        make = timm.optim.Lars
-    elif library == "pytorch-optimizer":
-        make = pytest.importorskip("pytorch_optimizer").LARS  # in the extra "dev"
-    else:
-        make = partial(Published, library)
-    # Where the gradient is zero, pytorch_optimizer's ratio is coefficient / weight decay.
-    zero_gradients = library != "pytorch-optimizer"
-    return trained(
-        lambda p: make(groups(p), lr=1.0, **options), steps=steps, zero_gradients=zero_gradients
-    )
-
-
-def ours(library, groups, implementation="reference", steps=STEPS_TAKEN, **options):
-    return trained(
-        lambda p: LARS.like(library, groups(p), 1.0, implementation=implementation, **options),
-        steps=steps,
-        zero_gradients=library != "pytorch-optimizer",
-    )
+    return train(make, 40, schedule=SCHEDULE, edit=zero_weights, edit_gradients=zero_some)
 
 
 @pytest.mark.parametrize(
     ("library", "groups"), [*zip([n for n in CONVENTIONS if n != "optax"], cycle(GROUPS))]
 )
 def test_lars_like_a_library_takes_its_steps(library, groups):
-    for decay in (1e-2, 0.0):
-        arguments, options = (library, GROUPS[groups]), {"weight_decay": decay}
-        assert_close(ours(*arguments, **options), theirs(*arguments, **options), 1e-12)
-
-
-@pytest.mark.parametrize("library", NESTEROV)
-def test_lars_like_a_library_takes_its_nesterov_steps(library):
-    options = {"weight_decay": 1e-2, "momentum": 0.8, "nesterov": True}
-    arguments = (library, GROUPS["one group"])
-    assert_close(ours(*arguments, **options), theirs(*arguments, **options), 1e-12)
+    """With the library's own class where it is installed, else its formula, and its defaults."""
+    own = {"timm": timm.optim.Lars}.get(library, partial(Published, library))
+    if library == "pytorch-optimizer":
+        own = pytest.importorskip("pytorch_optimizer").LARS  # in the extra "dev"
+    # Where the gradient is zero, pytorch_optimizer's ratio is coefficient / weight decay.
+    zeros = library != "pytorch-optimizer"
+    of = GROUPS[groups]
+    cases = [{"weight_decay": 1e-2}, {"weight_decay": 0.0}]
+    if library in NESTEROV:
+        cases.append({"weight_decay": 1e-2, "momentum": 0.8, "nesterov": True})
+    for case in cases:
+        ours = trained(lambda p, c=case: LARS.like(library, of(p), 1.0, **c), zeros)
+        assert_close(ours, trained(lambda p, c=case: own(of(p), lr=1.0, **c), zeros), 1e-12)
 
 
 def test_adapt_true_is_timms_always_adapt():
     groups = GROUPS["vectors without decay"]
     options = {"weight_decay": 1e-2, "momentum": 0.9, "trust_clip": True}
-    expected = theirs("timm", groups, always_adapt=True, **options)
-    assert_close(ours("timm", groups, adapt=True, **options), expected, 1e-12)
+    theirs = trained(lambda p: timm.optim.Lars(groups(p), 1.0, always_adapt=True, **options))
+    ours = trained(lambda p: LARS.like("timm", groups(p), 1.0, adapt=True, **options))
+    assert_close(ours, theirs, 1e-12)
 
 
 OPTAX = """
@@ -127,7 +107,8 @@ def test_lars_like_optax_takes_the_steps_of_optax(tmp_path):
     assert len(found) == 2
     for (decay, nesterov), expected in found.items():
         options = {"weight_decay": decay, "nesterov": nesterov}
-        assert_close(ours("optax", GROUPS["one group"], **options), expected, 1e-12)
+        ours = trained(lambda p, o=options: LARS.like("optax", p, 1.0, **o))
+        assert_close(ours, expected, 1e-12)
 
 
 def test_options_override_the_table():

@@ -9,34 +9,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.lars import DENOMINATORS, DIALECTS, LARS, polynomial
-from tests.lars.problems import FAST, FORMS, TRITON, assert_close, tensors, train
-
-options = st.fixed_dictionaries(
-    {
-        "dialect": st.sampled_from(sorted(DIALECTS)),
-        "momentum": st.sampled_from([0.0, 0.9, 0.99]),
-        "weight_decay": st.sampled_from([0.0, 1e-4, 0.1]),
-        "trust_coefficient": st.sampled_from([1e-3, 0.05]),
-        "eps": st.sampled_from([0.0, 1e-8, 0.1]),
-        "trust_clip": st.booleans(),
-        "nesterov": st.booleans(),
-        "denominator": st.sampled_from(DENOMINATORS),
-        "decay_at_zero_norm": st.booleans(),
-        "maximize": st.booleans(),
-        "adapt": st.sampled_from([None, True, False]),
-    }
-).map(lambda o: o | {"nesterov": o["nesterov"] and o["momentum"] > 0})
+from tests.lars.problems import ADAPT, FAST, FORMS, OPTIONS, TRITON, assert_close, tensors, train
 
 
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.filterwarnings("ignore:.*encountered in divide")  # by Triton's interpreter
 @settings(deadline=None, max_examples=25)
-@given(options, st.booleans(), st.sampled_from([1e-12, 1.0, 1e12]), st.booleans(), st.booleans())
+@given(
+    *(OPTIONS, st.sampled_from(sorted(DIALECTS)), ADAPT, st.booleans()),
+    *(st.sampled_from([1e-12, 1.0, 1e12]), st.booleans(), st.booleans()),
+)
 def test_implementation_matches_the_reference(
-    implementation, options, adapt, gradient_scale, tensor_lr, masked
+    implementation, options, dialect, adapt, adapt_first, gradient_scale, tensor_lr, masked
 ):
     """Over a warm-up from 0 and a decay, in two groups, on tensors of 0 to 4 dimensions."""
-    assume((implementation, options["dialect"]) in FORMS)
+    assume((implementation, dialect) in FORMS)
     steps = 3 if implementation == "triton" else 6  # whose interpreter is slow
     schedule = polynomial(3.0, steps, warmup_steps=steps // 3, end=0.01)
     if tensor_lr:
@@ -46,10 +33,11 @@ def test_implementation_matches_the_reference(
     def run(implementation):
         def make(parameters):
             groups = [
-                {"params": parameters[:2], "weight_decay": 0.0, "adapt": adapt},
+                {"params": parameters[:2], "weight_decay": 0.0, "adapt": adapt_first},
                 {"params": parameters[2:]},
             ]
-            return LARS(groups, 3.0, implementation=implementation, **options)
+            form = {"dialect": dialect, "adapt": adapt, "implementation": implementation}
+            return LARS(groups, 3.0, **form, **options)
 
         def zero_weights(parameters):
             parameters[2].data.zero_()
@@ -160,7 +148,6 @@ def test_momentum_correction_makes_mlperf_match_dialect_torch():
     ids=str,
 )
 def test_each_form_compiles_into_one_graph(form):
-    """Traced by torch.compile without a break, and run as traced."""
     torch.compiler.reset()
     runs = []
     for compiled in (False, True):

@@ -9,22 +9,14 @@ from hypothesis import strategies as st
 
 from benchmarks.lars.allocations import peak_bytes
 from largebatch.lars import fused, reference
-from largebatch.lars.names import DENOMINATORS
 from largebatch.lars.reference import DIALECTS, Hyper
+from tests.lars.problems import OPTIONS
 
 hypers = st.builds(
-    Hyper,
+    lambda options, **more: Hyper(**options, **more),
+    OPTIONS,
     lr=st.sampled_from([0.0, 1e-7, 0.3, 3.0]),
-    momentum=st.sampled_from([0.0, 0.9]),
-    weight_decay=st.sampled_from([0.0, 1e-4, 0.1]),
-    trust_coefficient=st.sampled_from([1e-3, 0.5]),
-    eps=st.sampled_from([0.0, 1e-8, 0.1]),
-    nesterov=st.booleans(),
-    trust_clip=st.booleans(),
     adapt=st.booleans(),
-    denominator=st.sampled_from(DENOMINATORS),
-    decay_at_zero_norm=st.booleans(),
-    maximize=st.booleans(),
     previous_lr=st.sampled_from([0.0, 0.2]),
 )
 

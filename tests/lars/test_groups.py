@@ -23,10 +23,6 @@ from largebatch.lars import (
 from largebatch.lars.groups import named
 
 
-def split_vectors(model, weight_decay):
-    return split_parameters(model, weight_decay, no_decay=is_vector_or_position, no_adapt=is_vector)
-
-
 def names(groups, **wanted):
     return {
         name
@@ -41,13 +37,10 @@ torchvision_vit = partial(torchvision.models.VisionTransformer, 32, 8, 2, 2, 16,
 # For each model: the last name components of the parameters that neither decay nor adapt besides
 # norms and biases, and of those that adapt without decay.
 NORMS = (nn.BatchNorm2d, nn.LayerNorm)
+timm_vit = partial(timm.create_model, "test_vit", init_values=1e-5)
 MODELS = {
     "timm convnext": (partial(timm.create_model, "convnext_atto"), ["gamma"], []),
-    "timm vit": (
-        partial(timm.create_model, "test_vit", init_values=1e-5),
-        ["gamma", "cls_token"],
-        ["pos_embed"],
-    ),
+    "timm vit": (timm_vit, ["gamma", "cls_token"], ["pos_embed"]),
     "torchvision convnext": (torchvision.models.convnext_tiny, ["layer_scale"], []),
     "torchvision vit": (torchvision_vit, ["class_token"], ["pos_embedding"]),
     "torchvision efficientnet": (torchvision.models.efficientnet_b0, [], []),
@@ -59,30 +52,25 @@ def test_groups_of_models_of_timm_and_torchvision(library_and_model):
     make, vectors, tables = MODELS[library_and_model]
     with torch.device("meta"):
         model = make()
-    groups = split_vectors(model, 5e-5)
+    groups = split_parameters(model, 5e-5, no_decay=is_vector_or_position, no_adapt=is_vector)
     everything = {name for name, _ in model.named_parameters()}
-    of_norms = {
-        f"{prefix}.{own}"
-        for prefix, module in model.named_modules()
-        if isinstance(module, NORMS)
-        for own, _ in module.named_parameters(recurse=False)
-    }
+    norms = [prefix for prefix, module in model.named_modules() if isinstance(module, NORMS)]
+    default = {n for n in everything if n.endswith("bias") or n.rpartition(".")[0] in norms}
 
     def ending(endings):
         found = {name for name in everything if name.split(".")[-1] in endings}
         assert {name.split(".")[-1] for name in found} == set(endings)
         return found
 
-    biases = {name for name in everything if name.endswith("bias")}
-    plain = of_norms | biases | ending(vectors)
+    plain = default | ending(vectors)
     assert names(groups, weight_decay=0.0, adapt=False) == plain
     assert names(groups, weight_decay=0.0, adapt=True) == ending(tables)
     assert names(groups, weight_decay=5e-5, adapt=True) == everything - plain - ending(tables)
     assert names(groups) == everything
     assert sum(len(group["params"]) for group in groups) == len(everything)
     groups = split_parameters(model, 5e-5)
-    assert names(groups, weight_decay=0.0, adapt=False) == of_norms | biases
-    assert names(groups, weight_decay=5e-5, adapt=True) == everything - of_norms - biases
+    assert names(groups, weight_decay=0.0, adapt=False) == default
+    assert names(groups, weight_decay=5e-5, adapt=True) == everything - default
 
 
 class Attention(nn.MultiheadAttention):
@@ -91,7 +79,7 @@ class Attention(nn.MultiheadAttention):
     def __init__(self):
         super().__init__(8, 2, add_bias_kv=True)
         self.bias_net = nn.Linear(8, 8, bias=False)
-        self.relative_position_bias_table = nn.Parameter(torch.zeros(4, 2))
+        self.relative_bias_table = nn.Parameter(torch.zeros(4, 2))
 
 
 @pytest.mark.parametrize(
@@ -99,20 +87,16 @@ class Attention(nn.MultiheadAttention):
     [
         (nn.GRUCell(4, 4), "weight_ih weight_hh"),
         (nn.LSTM(4, 4, proj_size=2), "weight_ih_l0 weight_hh_l0 weight_hr_l0"),
-        (
-            Attention(),
-            "in_proj_weight out_proj.weight bias_net.weight relative_position_bias_table",
-        ),
+        (Attention(), "in_proj_weight out_proj.weight bias_net.weight relative_bias_table"),
     ],
     ids=["gru", "lstm", "attention"],
 )
 def test_biases_of_recurrent_and_attention_layers_neither_decay_nor_adapt(layer, adapting):
     groups = split_parameters(layer, 0.1)
-    adapting = set(adapting.split())
-    assert names(groups, weight_decay=0.1, adapt=True) == adapting
-    biases = {name for name, _ in layer.named_parameters()} - adapting
+    biases = {name for name, _ in layer.named_parameters()} - set(adapting.split())
     assert all("bias" in name for name in biases)
     assert names(groups, weight_decay=0.0, adapt=False) == biases
+    assert names(groups, weight_decay=0.1, adapt=True) == set(adapting.split())
 
 
 def cnn():
@@ -158,12 +142,11 @@ def test_frozen_parameters_are_left_out_and_tied_ones_taken_once():
 
 def test_the_predicates_for_decay_and_adaptation_are_independent():
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    groups = split_parameters(
-        model,
-        0.1,
-        no_decay=lambda module, name, parameter: name.endswith("bias"),
-        no_adapt=lambda module, name, parameter: isinstance(module, nn.BatchNorm1d),
-    )
+    filters = {
+        "no_decay": lambda module, name, parameter: name.endswith("bias"),
+        "no_adapt": lambda module, name, parameter: isinstance(module, nn.BatchNorm1d),
+    }
+    groups = split_parameters(model, 0.1, **filters)
     assert names(groups, weight_decay=0.1, adapt=True) == {"0.weight"}
     assert names(groups, weight_decay=0.0, adapt=True) == {"0.bias"}
     assert names(groups, weight_decay=0.1, adapt=False) == {"1.weight"}
@@ -188,7 +171,6 @@ def test_a_parametrized_bias_is_a_bias():
 
 
 def of(module, shape, name="alpha"):
-    """Return a module with a parameter of its own, and the parameter's name."""
     setattr(module, name, nn.Parameter(torch.ones(shape)))
     return module, name
 
@@ -233,11 +215,7 @@ def test_the_guides_table_of_predicates(module, name, answers):
     assert tuple(p(module, f"layer.{name}", parameter) for p in predicates) == answers
 
 
-# Groups with and without names
-
-
 def named_and_plain(groups):
-    """Return groups of parameters, with names of their own where ``groups`` says so."""
     made = []
     for i, (has_names, count) in enumerate(groups):
         of = [nn.Parameter(torch.ones(2, 3)) for _ in range(count)]

@@ -56,11 +56,7 @@ OPTIMIZERS = [
 
 @contextmanager
 def first_launch(error, captures=False):
-    """Take parameters on the CPU for those of a GPU on which the first launch fails.
-
-    Yields:
-        The devices of the launches that were tried.
-    """
+    """Take parameters on the CPU for a GPU's, whose first launch fails; yield where that was."""
     tried = []
 
     def fail(device):
@@ -81,11 +77,8 @@ def first_launch(error, captures=False):
 
 
 def stepped(optimizer, steps=3):
+    """Return parameters and state after some steps."""
     run(optimizer, range(steps))
-    return optimizer
-
-
-def snapshot(optimizer):
     return copy.deepcopy((parameters(optimizer), optimizer.state_dict()))
 
 
@@ -101,12 +94,12 @@ def test_steps_are_those_of_foreach_with_one_warning(of, error):
         first_launch(error) as tried,
         pytest.warns(RuntimeWarning, match=r"on cuda:0: .*; it takes 'foreach'") as found,
     ):
-        stepped(optimizer)
+        found_state = stepped(optimizer)
     assert tried == [GPU]
     assert len(found) == 1
     assert type(error).__name__ in str(found[0].message)
     assert "\n" not in str(found[0].message)
-    assert_identical(snapshot(stepped(expected)), snapshot(optimizer))
+    assert_identical(stepped(expected), found_state)
 
 
 @given(
@@ -121,9 +114,8 @@ def test_a_launch_that_fails_changes_nothing(of, error, name, ranks, captures, s
     """Errors of the device, and in a capture, are never taken for a missing compiler."""
     optimizer = of()
     optimizer.implementation = "foreach"
-    stepped(optimizer, steps)
+    before = stepped(optimizer, steps)
     optimizer.implementation = name
-    before = snapshot(optimizer)
     set_gradients(optimizer, steps)
     with (
         first_launch(error, captures) as tried,
@@ -146,7 +138,7 @@ def test_a_launch_that_fails_changes_nothing(of, error, name, ranks, captures, s
             with pytest.raises(type(error)):  # and tries again
                 optimizer.step()
             assert tried == [GPU] * 2
-    assert_identical(before, snapshot(optimizer))
+    assert_identical(before, (parameters(optimizer), optimizer.state_dict()))
 
 
 @pytest.mark.parametrize("of", [lars, make])

@@ -98,8 +98,6 @@ def test_a_gradient_that_drowns_in_noise_has_no_noise_scale():
     assert math.isnan(found.standard_error)
 
 
-# In a training loop
-
 XS = 1 + torch.randn(2, 4, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
@@ -206,11 +204,8 @@ def test_hooks_see_unused_shared_and_frozen_parameters_as_autograd_does():
     trained = [p for p in model.parameters() if p.requires_grad]
     for one, more in zip(x, (False, True), strict=True):
         loss = model(one, more).mean()
-        parts = torch.autograd.grad(loss, trained, allow_unused=True)
-        zeros = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(trained, parts, strict=True)
-        ]
-        gradients.append(torch.cat([g.flatten() for g in zeros])[None])
+        parts = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+        gradients.append(torch.cat([g.flatten() for g in parts])[None])
     noise.watch()  # torch.autograd.grad called the hooks too
     for one, more in zip(x, (False, True), strict=True):
         (model(one, more).mean() / 2).backward()

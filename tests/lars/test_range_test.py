@@ -54,7 +54,6 @@ MAKERS = {
 
 
 def trained(maker, steps, *, tensor_lr=False):
-    """A model and an optimizer after some updates, and what makes one more."""
     torch.manual_seed(0)
     net = Net()
     optimizer = MAKERS[maker](net, torch.tensor(0.05) if tensor_lr else 0.05)
@@ -74,19 +73,13 @@ def trained(maker, steps, *, tensor_lr=False):
 
 
 def everything(net, optimizer):
-    return copy.deepcopy(
-        [
-            {name: (p, p.grad) for name, p in net.named_parameters()},
-            dict(net.named_buffers()),
-            [module.training for module in net.modules()],
-            optimizer.state_dict(),
-            torch.get_rng_state(),
-        ]
-    )
+    parameters = {name: (p, p.grad) for name, p in net.named_parameters()}
+    modes = [module.training for module in net.modules()]
+    parts = parameters, dict(net.named_buffers()), modes, optimizer.state_dict()
+    return copy.deepcopy([*parts, torch.get_rng_state()])
 
 
 def same(one, other):
-    """Whether values are equal bit for bit, with types and dtypes."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -115,22 +108,21 @@ def test_everything_is_put_back_and_training_goes_on_as_without(
     random = torch.get_rng_state()
     net.norm.train(not evaluating), twin.norm.train(not evaluating)
     was, rates = everything(net, optimizer), [group["lr"] for group in optimizer.param_groups]
-    updates = 0
+    updates = []
 
     def stepping():
-        nonlocal updates
         net.train()
-        updates += 1
-        if fails and updates > 3:
+        updates.append(step())
+        if fails and len(updates) > 3:
             raise KeyError
-        return step()
+        return updates[-1]
 
     if fails:
         with pytest.raises(KeyError):
             lr_range_test(net, optimizer, stepping, steps=20)
     else:
         found = lr_range_test(net, optimizer, stepping, steps=20)
-        assert len(found.lrs) == len(found.losses) == updates
+        assert len(found.lrs) == len(found.losses) == len(updates)
         assert found.lrs[0] == pytest.approx(0.05 / 100)
         assert found.lrs[-1] < 0.05 * 100
     if (maker, before) != ("masters", 0):  # which makes its masters when it loads a state dict

@@ -2,7 +2,7 @@
 
 import copy
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import chain, cycle, pairwise
 
 import pytest
 import torch
@@ -32,10 +32,8 @@ SIZES = [6, 7, 3, 1, 5, 8]  # shards on two ranks are of different sizes, or emp
 
 def network(dtype=torch.float32):
     torch.manual_seed(0)
-    layers = [
-        layer for inner, outer in pairwise(SIZES) for layer in (nn.Linear(inner, outer), nn.Tanh())
-    ]
-    return nn.Sequential(*layers, nn.LayerNorm(SIZES[-1])).to(dtype)
+    layers = [nn.Sequential(nn.Linear(*sizes), nn.Tanh()) for sizes in pairwise(SIZES)]
+    return nn.Sequential(*chain(*layers), nn.LayerNorm(SIZES[-1])).to(dtype)
 
 
 def sharded_network(dtype):
@@ -71,8 +69,7 @@ def muon(model, rule, **options):
         return parameter.dim() > 1 and "2.weight" not in name
 
     groups = split_parameters(model, 0.01, orthogonal=orthogonal)
-    others = {"rule": rule}
-    return Muon(groups, 0.05, 0.8, others=others, **options)
+    return Muon(groups, 0.05, 0.8, others={"rule": rule}, **options)
 
 
 CASES = [
@@ -99,16 +96,11 @@ def fsdp2(make, **options):
     for a, b in zip(model.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(a.full_tensor(), b, rtol=1e-8, atol=1e-8)
     assert ours.trust_ratios() == pytest.approx(alone.trust_ratios(), rel=1e-3)
-    assert all(
-        isinstance(value, DTensor)
-        for state in ours.state.values()
-        for name, value in state.items()
-        if name != "step"
-    )
+    values = [v for state in ours.state.values() for name, v in state.items() if name != "step"]
+    assert all(isinstance(value, DTensor) for value in values)
 
 
 def resumed(full):
-    """Train in bfloat16 with masters, save, resume in a new model, and compare with no break."""
     options = StateDictOptions(full_state_dict=full)
 
     def made():
@@ -222,7 +214,6 @@ def test_two_ranks_match_one_process():
 
 
 def on_four_ranks():
-    """Take a step on a 2 x 2 mesh, by hand and under FSDP2 with tensor parallelism."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     torch.manual_seed(0)
     made = [nn.Linear(6, 8, bias=False), nn.Linear(8, 7, bias=False)]
@@ -234,17 +225,14 @@ def on_four_ranks():
         fully_shard(layer, mesh=mesh["data"])
     of_cases = [list(model.parameters())]
     for placements in ([Replicate(), Replicate()], [Replicate(), Shard(1)], [Shard(0), Shard(1)]):
-        of_cases.append(
-            [nn.Parameter(distribute_tensor(w.clone(), mesh, placements)) for w in weights]
-        )
+        made = [distribute_tensor(weight.clone(), mesh, placements) for weight in weights]
+        of_cases.append([nn.Parameter(weight) for weight in made])
     whole = [nn.Parameter(weight) for weight in weights]
     for of in (whole, *of_cases):
-        for parameter, gradient in zip(of, gradients, strict=True):
-            parameter.grad = 4 * gradient
-            if isinstance(parameter, DTensor):
-                parameter.grad = distribute_tensor(
-                    4 * gradient, parameter.device_mesh, parameter.placements
-                )
+        for p, gradient in zip(of, gradients, strict=True):
+            p.grad = 4 * gradient
+            if isinstance(p, DTensor):
+                p.grad = distribute_tensor(4 * gradient, p.device_mesh, p.placements)
         optimizer = Muon(of, 0.1, norm_projection=True, adjust_lr_fn="trust_ratio")
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.zeros(())
         optimizer.step()

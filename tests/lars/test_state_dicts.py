@@ -19,17 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import SGD
 
 from largebatch.lars import DIALECTS, LARS, Muon, hidden_weights, split_parameters
-from largebatch.lars.options import DENOMINATORS
 from tests.lars.muon.training import follow
-from tests.lars.problems import assert_close
-from tests.lars.states import (
-    assert_continues,
-    assert_refuses,
-    groups,
-    parameters,
-    run,
-    stepped,
-)
+from tests.lars.problems import ADAPT, OPTIONS, assert_close
+from tests.lars.states import assert_continues, assert_refuses, groups, parameters, run, stepped
 
 TIMM = timm.optim.Lars
 
@@ -40,17 +32,14 @@ def test_the_state_that_pre_hooks_return_is_loaded_and_post_hooks_see_it_finishe
     master = torch.full((3, 5), 1 + 2.0**-20)  # not a number of half precision
     saved["state"][3] = {**saved["state"][3], "master": master}
     seen = []
-
-    def look(optimizer):
-        state = optimizer.state[optimizer.param_groups[0]["params"][3]]
-        seen.append({key: value.clone() for key, value in state.items()})
-
     optimizer.register_load_state_dict_pre_hook(lambda optimizer, state_dict: saved)
-    optimizer.register_load_state_dict_post_hook(look)
+    optimizer.register_load_state_dict_post_hook(
+        lambda optimizer: seen.append(copy.deepcopy([*optimizer.state.values()][3]))
+    )
     empty = LARS(parameters(torch.float16), 0.1, master_weights=True).state_dict()
-    for loads in (1, 2):  # the hooks are not used up
+    for _ in range(2):  # the hooks are not used up
         optimizer.load_state_dict(empty)
-        assert len(seen) == loads
+    assert len(seen) == 2
     for name, value in saved["state"][3].items():
         assert seen[0][name].dtype == torch.float32
         assert torch.equal(seen[0][name], value)
@@ -58,28 +47,18 @@ def test_the_state_that_pre_hooks_return_is_loaded_and_post_hooks_see_it_finishe
 
 @settings(max_examples=25)
 @given(
-    st.fixed_dictionaries(
-        {
-            "momentum": st.sampled_from([0.0, 0.9]),
-            "weight_decay": st.sampled_from([0.0, 0.1]),
-            "trust_coefficient": st.sampled_from([1e-3, 0.05]),
-            "eps": st.sampled_from([0.0, 0.1]),
-            "trust_clip": st.booleans(),
-            "denominator": st.sampled_from(DENOMINATORS),
-            "decay_at_zero_norm": st.booleans(),
-            "maximize": st.booleans(),
-            "adapt": st.sampled_from([None, False, True]),
-        }
-    ),
+    OPTIONS,
+    ADAPT,
     st.sampled_from(sorted(DIALECTS)),
     st.sampled_from([(torch.float64, False), (torch.float16, True), (torch.bfloat16, False)]),
 )
 def test_a_loaded_state_dict_continues_exactly_whatever_the_new_optimizers_options(
-    options, dialect, precision
+    options, adapt, dialect, precision
 ):
     dtype, master_weights = precision
     shared = {"dialect": dialect, "master_weights": master_weights, "implementation": "foreach"}
-    optimizer = LARS(groups(parameters(dtype), weight_decay=0.01), 0.1, **options, **shared)
+    of_groups = groups(parameters(dtype), weight_decay=0.01)
+    optimizer = LARS(of_groups, 0.1, adapt=adapt, **options, **shared)
     run(optimizer, range(3))
     other = follow(optimizer, LARS(groups(parameters(dtype)), 0.7, 0.5, **shared))
     state = pickle.loads(pickle.dumps(optimizer.state_dict()))
@@ -143,9 +122,6 @@ def test_state_of_another_dialect_or_out_of_range_is_refused_where_nothing_adapt
     assert_refuses(stepped(lars(adapt=False)), state, message)
     state, message = of(TIMM, momentum=0.9), "of timm's Lars, dialect 'torch', this .* 'mlperf'; "
     assert_refuses(stepped(lars(adapt=False, dialect="mlperf")), state, message)
-
-
-# State of SGD, timm's Lars and wrappers: converted where that is exact
 
 
 @settings(max_examples=20)
@@ -235,9 +211,6 @@ def test_state_of_sgd_in_a_wrapper_continues_when_its_dialect_is_added(dialect):
     assert "dampening" not in ours.param_groups[0]
     expected = run(theirs, range(20, 40))
     assert_close(run(ours, range(20, 40)), expected, rtol=1e-12, atol=1e-15)
-
-
-# torch.distributed.checkpoint
 
 
 def network(dtype):

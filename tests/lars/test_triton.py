@@ -61,8 +61,8 @@ for options in (
 for options in (
     flags(HAS_BUFFER=True, HAS_HALF=True, LR_IN_BUFFER=True, CORRECTED=True, ADAPT=True,
           MAY_SKIP=True),
-    flags(HAS_BUFFER=True, CLIP=True, DECAY_AT_ZERO_NORM=False, ADAPT=True, NESTEROV=True),
-    flags(HAS_BUFFER=True, DECAYED=True, LR_IN_BUFFER=True, ADAPT=True, MAXIMIZE=True),
+    flags(HAS_BUFFER=True, DECAYED=True, CLIP=True, DECAY_AT_ZERO_NORM=False, ADAPT=True,
+          NESTEROV=True, MAXIMIZE=True),
     flags(LR_IN_BUFFER=True),
 ):
     ptx = compiled(kernels.update, options)
@@ -77,7 +77,7 @@ def test_the_kernels_compile_for_a_gpu_and_move_16_bytes_at_once():
     command = [sys.executable, "-c", COMPILE]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [*["sums 3"] * 2, *["update True"] * 4]
+    assert result.stdout.splitlines() == [*["sums 3"] * 2, *["update True"] * 3]
 
 
 interpreted = pytest.mark.skipif(
@@ -193,11 +193,7 @@ def test_a_capture_keeps_what_it_reads_and_caches_nothing_of_its_own(use):
     assert len(cached._entries) == 64
 
 
-@given(
-    st.lists(st.integers(0, 2**47), min_size=1, max_size=6),
-    st.booleans(),
-    st.booleans(),
-)
+@given(st.lists(st.integers(0, 2**47), min_size=1, max_size=6), st.booleans(), st.booleans())
 def test_the_table_has_a_row_for_each_tensor(weights, buffers, halves):
     columns = tuple(
         tuple(a + i for a in weights) if there else ()

@@ -1,6 +1,7 @@
 """Ranks that a test ends, suspends or waits for, with a store that outlives them."""
 
 import os
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -8,6 +9,13 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import CONTEXT
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @contextmanager

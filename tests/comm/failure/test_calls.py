@@ -4,8 +4,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -16,13 +16,7 @@ from largebatch.comm import CollectiveError, StallWatch, missing_ranks_named
 from largebatch.comm.failure import roll, roll_call
 from largebatch.comm.failure.rendezvous import store_of_attempt
 from largebatch.comm.failure.roll import RollCall
-
-
-def until(condition, seconds=10):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.comm.failure.started import until
 
 
 class Silent:
@@ -40,38 +34,27 @@ class Silent:
 @pytest.mark.parametrize("call", [Silent(ends=True), Silent(has_ended=True)])
 def test_a_watch_stops_when_its_rank_has_left_the_job(call):
     ended = []
-    watch = StallWatch(call, ended.append, floor_seconds=0.05)
-    try:
+    with closing(StallWatch(call, ended.append, floor_seconds=0.05)) as watch:
         watch._thread.join(5)
         assert not watch._thread.is_alive()
         assert ended == []
-    finally:
-        watch.close()
 
 
 def test_a_watch_ends_a_rank_that_is_cut_off():
     ended = []
-    watch = StallWatch(Silent(), ended.append, floor_seconds=0.05)
-    try:
+    with closing(StallWatch(Silent(), ended.append, floor_seconds=0.05)):
         until(lambda: ended)
-    finally:
-        watch.close()
     assert ended[0].endswith("the job's store does not answer: this rank is cut off")
 
 
 class Late:
-    """A roll call that all ranks answer."""
-
     rank, has_ended = 0, False
-
-    def __init__(self, is_first=True):
-        self._is_first = is_first
 
     def call(self, **_):
         return roll.Roll([], {0: "wait (loop.py:1)"})
 
     def is_first(self, what):
-        return self._is_first
+        return True
 
 
 def test_a_watch_goes_on_when_its_line_cannot_be_shown():
@@ -81,15 +64,12 @@ def test_a_watch_goes_on_when_its_line_cannot_be_shown():
         said.append(line)
         raise BrokenPipeError
 
-    watch = StallWatch(Late(), said.append, say, floor_seconds=0.05)
-    try:
+    with closing(StallWatch(Late(), said.append, say, floor_seconds=0.05)) as watch:
         for step in range(3):
             watch.begin(step)
             watch.finish()
         watch.begin(3)
         until(lambda: len(said) > 1)
-    finally:
-        watch.close()
 
 
 def test_missing_ranks_are_described_when_the_store_is_gone(monkeypatch):
@@ -146,7 +126,6 @@ def store():
 
 @pytest.fixture
 def ranks(store):
-    """Return the sides of three ranks, which answer."""
     sides = [RollCall(store, rank, 3) for rank in range(3)]
     yield sides
     for side in sides:
@@ -235,8 +214,6 @@ def test_a_rank_ends_while_its_call_waits_for_a_host_that_hangs(monkeypatch):
         host.kill()
         host.wait()
 
-
-# --- each attempt of a job gets a store of its own -----------------------------------------
 
 TIMEOUT = timedelta(seconds=20)
 

@@ -30,23 +30,17 @@ pytestmark = pytest.mark.slow("kills ranks and waits for the others to notice")
 TIMEOUT_SECONDS = 40
 
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def summing(victim, rule):
-    """Make all-reduces one after another; the victim dies before one of them."""
     topology = Topology.of(4, 2, dist.get_rank())
     with missing_ranks_named():
         tensor = torch.ones(2**20)
         for turn in range(1000):
             if turn == 3 and topology.rank == victim:
-                die()
+                os.kill(os.getpid(), signal.SIGKILL)
             all_reduce(tensor.fill_(1), topology, rule)
 
 
 def training(victim, rule):
-    """Train with the hook; the victim dies during a backward pass."""
     topology = Topology.of(4, 2, dist.get_rank())
     torch.manual_seed(0)
     network = nn.Sequential(*(nn.Linear(400, 400) for _ in range(6)))
@@ -56,7 +50,7 @@ def training(victim, rule):
     with missing_ranks_named():
         for turn in range(1000):
             if turn == 3 and topology.rank == victim:
-                network[2].weight.register_hook(lambda gradient: die())
+                network[2].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
             model(torch.ones(4, 400)).sum().backward()
 
 
@@ -86,24 +80,19 @@ def _report(rank, sender, function, args):
         sender.send((rank, f"{kind}{error}", time.monotonic() - start))
 
 
-def test_a_killed_rank_is_named_by_all_others():
-    victim = 0
-    raised = messages(4, summing, victim, Rule("leader", chunk_bytes=2**18))
+@pytest.mark.parametrize(
+    ("function", "victim", "rule", "what"),
+    [
+        (summing, 0, Rule("leader", chunk_bytes=2**18), ""),
+        (training, 1, Rule("hierarchical"), "hierarchical all-reduce of bucket "),
+    ],
+)
+def test_a_killed_rank_is_named_by_all_others(function, victim, rule, what):
+    raised = messages(4, function, victim, rule)
     assert sorted(raised) == sorted({0, 1, 2, 3} - {victim})
     for rank, (message, seconds) in raised.items():
-        assert message.startswith(f"CollectiveError: rank {rank}: ")
+        assert message.startswith(f"CollectiveError: rank {rank}: {what}")
         assert f"rank {victim} did not answer" in message
-        assert seconds < TIMEOUT_SECONDS
-
-
-def test_a_rank_killed_in_backward_is_named_with_the_bucket():
-    rule = Rule("hierarchical")
-    raised = messages(4, training, 1, rule)
-    assert sorted(raised) == [0, 2, 3]
-    for rank, (message, seconds) in raised.items():
-        start = f"CollectiveError: rank {rank}: {rule.algorithm} all-reduce of bucket "
-        assert message.startswith(start)
-        assert "rank 1 did not answer" in message
         assert message.count("did not answer") == 1
         assert seconds < TIMEOUT_SECONDS
 

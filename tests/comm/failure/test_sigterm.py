@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from largebatch.comm import missing_ranks_named
 from largebatch.comm.failure.sigterm import on_sigterm
-from tests.comm.failure.started import started
+from tests.comm.failure.started import started, until
 from tests.ranks import CONTEXT
 
 pytestmark = pytest.mark.slow("starts three ranks for each test, and ends them")
@@ -29,13 +29,9 @@ def in_collective(rank):
     dist.all_reduce(torch.ones(2))
 
 
-def elsewhere(rank):
-    time.sleep(SECONDS)
-
-
 def with_own_handler(rank):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
-    elsewhere(rank)
+    time.sleep(SECONDS)
 
 
 def _saying(rank, folder, function):
@@ -49,10 +45,7 @@ def _saying(rank, folder, function):
 @contextmanager
 def three_ranks(folder, function):
     with started(3, _saying, folder, function, timeout_seconds=SECONDS) as ranks:
-        end = time.monotonic() + SECONDS
-        while not all((folder / f"ready-{rank}").exists() for rank in range(3)):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: all((folder / f"ready-{rank}").exists() for rank in range(3)))
         time.sleep(0.3)  # so that the main threads are where the test wants them
         yield ranks
 
@@ -74,8 +67,7 @@ def test_a_killed_rank_is_named_by_those_that_are_then_terminated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "code"),
-    [(in_collective, -signal.SIGTERM), (with_own_handler, 9)],
+    ("function", "code"), [(in_collective, -signal.SIGTERM), (with_own_handler, 9)]
 )
 def test_a_job_that_is_terminated_as_a_whole_names_nobody(tmp_path, function, code):
     with three_ranks(tmp_path, function) as ranks:
@@ -105,9 +97,7 @@ def test_a_forked_child_is_terminated_without_its_parent_hearing_of_it(default_s
         assert child.exitcode == -signal.SIGTERM
         assert heard == []
         os.kill(os.getpid(), signal.SIGTERM)  # `note` returns False: this process goes on
-        end = time.monotonic() + SECONDS
-        while not heard and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: heard)
     assert heard == ["parent"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.set_wakeup_fd(-1) == -1

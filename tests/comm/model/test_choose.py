@@ -53,10 +53,7 @@ def test_one_rule_is_preferred_to_two_that_are_slightly_faster():
         4000: {FLAT: 2.0, grouped: 1.2, cut: 1.0},
         16000: {FLAT: 1.0, grouped: 1.2, cut: 1.3},
     }
-    assert choose(times) == (
-        Rule("hierarchical", 8000, chunk_bytes=2**20),
-        Rule("ring"),
-    )
+    assert choose(times) == (Rule("hierarchical", 8000, chunk_bytes=2**20), Rule("ring"))
 
 
 @pytest.mark.parametrize("times", [{}, {4: {}}, {4: {FLAT: math.nan}}])

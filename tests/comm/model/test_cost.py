@@ -25,14 +25,13 @@ LINKS = Links(Level(2e-6, 1e-10), Level(1e-5, 8e-10))
 SIZES = [4**k for k in range(5, 14)]
 
 
-def test_the_time_of_a_flat_ring_follows_its_formula():
+@pytest.mark.parametrize("per_node", [1, 4, 16])
+def test_the_time_of_a_flat_ring_follows_its_formula(per_node):
     # 2 (p - 1) alpha + 2 (p - 1) / p n beta (Thakur et al. 2005), with equal links
-    equal = Links(LINKS.inter, LINKS.inter)
-    p, n = 16, 10**6
+    equal, p, n = Links(LINKS.inter, LINKS.inter), 16, 10**6
     expected = 2 * (p - 1) * 1e-5 + 2 * (p - 1) / p * n * 8e-10
-    for per_node in (1, 4, 16):
-        topology = Topology.of(p, per_node)
-        assert predict_seconds(Rule("ring"), n, topology, equal) == pytest.approx(expected)
+    found = predict_seconds(Rule("ring"), n, Topology.of(p, per_node), equal)
+    assert found == pytest.approx(expected)
 
 
 def test_host_time_is_proportional_to_the_bytes_that_all_ranks_of_a_node_send():
@@ -72,12 +71,11 @@ def test_chunks_overlap_the_phases():
 def test_half_precision_halves_the_bytes():
     topology = Topology.of(8, 4)
     for name in ALGORITHMS:
-        half = predict_seconds(Rule(name, wire_dtype="fp16"), 10**6, topology, LINKS)
-        assert half == predict_seconds(Rule(name), 5 * 10**5, topology, LINKS)
-        again = predict_seconds(
-            Rule(name, wire_dtype="bf16"), 10**6, topology, LINKS, element_bytes=2
-        )
-        assert again == predict_seconds(Rule(name), 10**6, topology, LINKS)
+        half, same = Rule(name, wire_dtype="fp16"), Rule(name, wire_dtype="bf16")
+        n, whole = 10**6, Rule(name)
+        found = predict_seconds(half, 2 * n, topology, LINKS)
+        assert found == predict_seconds(whole, n, topology, LINKS)
+        assert found == predict_seconds(same, n, topology, LINKS, element_bytes=2)
 
 
 def test_unknown_links_are_refused_only_if_messages_cross_them():
@@ -149,11 +147,10 @@ def test_a_level_without_messages_is_omitted_with_a_note():
         topology = Topology.of(4, per_node)
         fit = fit_links(measured(LINKS, topology), topology)
         assert getattr(fit.links, unknown) is None
-        expected = getattr(LINKS, known)
-        assert getattr(fit.links, known).latency_us == pytest.approx(expected.latency_us)
-        assert getattr(fit.links, known).gbit == pytest.approx(expected.gbit)
-        assert len(fit.notes) == 1
-        assert "cannot be fitted" in fit.notes[0]
+        level, expected = (getattr(links, known) for links in (fit.links, LINKS))
+        assert (level.latency_us, level.gbit) == pytest.approx((expected.latency_us, expected.gbit))
+        (note,) = fit.notes
+        assert "cannot be fitted" in note
 
 
 def test_a_latency_of_zero_is_fitted_and_an_empty_fit_is_refused():

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.comm import (
-    ALGORITHMS,
-    Cluster,
-    Nccl,
-    PlanError,
-    Rule,
-    Topology,
-)
+from largebatch.comm import ALGORITHMS, Cluster, Nccl, PlanError, Rule, Topology
 
 #: V100 with two EDR per node at line rate.
 V100 = Nccl(120.0, 25.0, nics=2)

@@ -3,6 +3,7 @@
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -31,16 +32,16 @@ SMALL = (4, 1024, 65_536, 2**20)
 SLACK_SECONDS = 15
 
 
-def tuned(ranks_per_node, **options):
+def tuned(ranks_per_node, race_seconds=0.0, **options):
     start = time.monotonic()
-    options = {"race_seconds": 0.0, **options}
-    found = tune(Topology.from_environment(ranks_per_node), **options)
+    topology = Topology.from_environment(ranks_per_node)
+    found = tune(topology, race_seconds=race_seconds, **options)
     return found, time.monotonic() - start
 
 
 def test_all_ranks_get_the_same_plan_close_to_the_best_times():
     options = {"budget_seconds": 5.0, "sizes_bytes": SMALL, "chunks_bytes": (2**18,)}
-    results = run_ranks(4, tuned_with, 2, options | {"race_seconds": 5.0})
+    results = run_ranks(4, partial(tuned, 2, race_seconds=5.0, **options))
     found, seconds = results[0]
     assert all(other == found for other, _ in results)
     assert seconds < 10 + SLACK_SECONDS
@@ -69,14 +70,11 @@ def test_all_ranks_get_the_same_plan_close_to_the_best_times():
         assert predicted == pytest.approx(m.median_seconds)
 
 
-def tuned_with(ranks_per_node, options):
-    return tuned(ranks_per_node, **options)
-
-
 class Slow:
     """Does nothing for 20 ms plus 0.2 us per byte."""
 
-    name = "slow"
+    def __init__(self, name):
+        self.name = name
 
     def check(self, topology):
         pass
@@ -88,10 +86,6 @@ class Slow:
         return Ring().traffic(size_bytes, topology)
 
 
-class SlowRing(Slow):
-    name = "ring"
-
-
 def with_algorithms(replaced, *, budget_seconds, sizes):
     with mock.patch.dict(ALGORITHMS, replaced, clear="ring" in replaced):
         return tuned(2, budget_seconds=budget_seconds, sizes_bytes=sizes, chunks_bytes=())
@@ -101,10 +95,14 @@ AFTER_A_SLOW_ONE, OF_A_SLOW_RING = (1024, 2**18, 2**20, 2**22), (1024, 2**18, 2*
 
 
 def with_slow_ones():
-    refusals()
+    topology = Topology.from_environment(1)
+    with pytest.raises(ValueError, match="sizes_bytes: 6 bytes are not a whole number of"):
+        tune(topology, sizes_bytes=(1024, 6))
+    with pytest.raises(RuntimeError, match=r"^topology: 1 rank has nothing .*; valid: 2 ranks"):
+        tune(Topology.of(1, 1))
     return (
-        with_algorithms({"slow": Slow()}, budget_seconds=6.0, sizes=AFTER_A_SLOW_ONE),
-        with_algorithms({"ring": SlowRing()}, budget_seconds=4.0, sizes=OF_A_SLOW_RING),
+        with_algorithms({"slow": Slow("slow")}, budget_seconds=6.0, sizes=AFTER_A_SLOW_ONE),
+        with_algorithms({"ring": Slow("ring")}, budget_seconds=4.0, sizes=OF_A_SLOW_RING),
     )
 
 
@@ -134,24 +132,18 @@ def test_sizes_that_do_not_fit_the_budget_are_skipped_and_named(slow_ones):
     )
 
 
-def refusals():
-    topology = Topology.from_environment(1)
-    with pytest.raises(ValueError, match="sizes_bytes: 6 bytes are not a whole number of"):
-        tune(topology, sizes_bytes=(1024, 6))
-    with pytest.raises(RuntimeError, match=r"^topology: 1 rank has nothing .*; valid: 2 ranks"):
-        tune(Topology.of(1, 1))
-
-
-def made_up(topology, seconds):
-    """Measurements with the times ``seconds(rule, size)``."""
-    sizes = [4**k for k in range(5, 14)]
-    rules = candidates(topology, chunks_bytes=(2**20,))
-    return [
-        Measurement(rule, size, (seconds(rule, size),))
-        for size in sizes
-        for rule in rules
+def threshold(latency_seconds, profile=None):
+    """The fusion threshold where each rule takes a latency, and a nanosecond per byte."""
+    topology = Topology.of(4, 2)
+    measurements = [
+        Measurement(rule, size, (latency_seconds + 1e-9 * size,))
+        for size in [4**k for k in range(5, 14)]
+        for rule in candidates(topology, chunks_bytes=(2**20,))
         if rule.chunk_bytes is None or rule.chunk_bytes < size
     ]
+    plan = fit_and_plan(measurements, topology, profile=profile).plan
+    assert plan.rules == (Rule("ring"),)
+    return plan.fusion_threshold_bytes
 
 
 @pytest.mark.parametrize(
@@ -173,25 +165,12 @@ def test_a_file_in_another_format_is_refused_by_name(tmp_path, content, message)
     assert str(path) in str(error.value)
 
 
-def test_the_fusion_threshold_without_a_model_hides_what_it_can():
-    topology = Topology.of(4, 2)
-    found = fit_and_plan(made_up(topology, lambda rule, size: 1e-4 + 1e-9 * size), topology)
-    assert found.plan.rules == (Rule("ring"),)
-    assert 2**20 <= found.plan.fusion_threshold_bytes < 2**23  # latency counts, and what is late
-
-
-def test_the_profile_of_a_model_determines_the_fusion_threshold():
-    topology = Topology.of(4, 2)
+def test_the_fusion_threshold_hides_what_it_can_of_a_given_or_of_some_model():
     model = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000) for _ in range(20)))
-
-    def threshold(latency_seconds, step_seconds):
-        def seconds(rule, size):
-            return latency_seconds + 1e-9 * size
-
-        profile = estimate_profile(model, [torch.empty(1, 1000)], step_seconds)
-        found = fit_and_plan(made_up(topology, seconds), topology, profile=profile)
-        return found.plan.fusion_threshold_bytes
-
-    assert threshold(1e-2, 1e-6) > 80_000_000  # nothing can be hidden: a single message
-    assert threshold(1e-4, 0.15) < 2**23  # small buckets leave little after backward
-    assert threshold(1e-4, 1000.0) == 25 * 2**20  # irrelevant: DDP's default
+    one, short, long = (
+        estimate_profile(model, [torch.empty(1, 1000)], seconds) for seconds in (1e-6, 0.15, 1000.0)
+    )
+    assert 2**20 <= threshold(1e-4) < 2**23  # latency counts, and what is late
+    assert threshold(1e-2, one) > 80_000_000  # nothing can be hidden: a single message
+    assert threshold(1e-4, short) < 2**23  # small buckets leave little after backward
+    assert threshold(1e-4, long) == 25 * 2**20  # irrelevant: DDP's default

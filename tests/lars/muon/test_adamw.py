@@ -22,9 +22,9 @@ def made(dtype, layout):
     return [nn.Parameter(t) for t in of]
 
 
-def muon(of, lr, **options):
+def muon(of, lr=0.01, masters=False, **options):
     others = {"rule": "adamw", "lr": lr, **options}
-    return Muon([{"params": of, "orthogonal": False}], 7.0, others=others)
+    return Muon([{"params": of, "orthogonal": False}], 7.0, others=others, master_weights=masters)
 
 
 @given(
@@ -50,19 +50,17 @@ def test_steps_are_those_of_torch(lr, tensor_lr, eps, layout, fused, dtype, **op
     # A tensor of FP32 is not the number.
     tolerance = 0.0 if fused and not tensor_lr else 1e-6 if dtype == torch.float32 else 1e-7
     for a, b in zip(parameters(ours), parameters(theirs), strict=True):
-        assert_close(a, b, rtol=tolerance, atol=tolerance)
         assert a.stride() == b.stride()
-        for name in ("exp_avg", "exp_avg_sq", "step"):
-            state = ours.state[a][name], theirs.state[b][name]
-            assert_close(*state, rtol=tolerance, atol=tolerance)
+        mine, other = ours.state[a], {name: theirs.state[b][name] for name in ours.state[a]}
+        assert mine.keys() == {"exp_avg", "exp_avg_sq", "step"}
+        assert_close({**mine, "of": a}, {**other, "of": b}, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_masters_take_the_steps_of_fp32_parameters(dtype):
     of = made(dtype, "contiguous")
-    ours = Muon([{"params": of, "orthogonal": False, "rule": "adamw"}], 0.01, master_weights=True)
-    theirs = torch.optim.AdamW([nn.Parameter(p.detach().float()) for p in of], 0.01, fused=True,
-                               weight_decay=0.0)  # fmt: skip
+    ours = muon(of, weight_decay=0.01, masters=True)  # as torch's by default
+    theirs = torch.optim.AdamW([nn.Parameter(p.detach().float()) for p in of], 0.01, fused=True)
     for step in range(4):
         run(ours, [step])
         for parameter, half in zip(parameters(theirs), of, strict=True):
@@ -79,14 +77,7 @@ def test_masters_take_the_steps_of_fp32_parameters(dtype):
 def test_state_weights_and_gradients_of_another_layout_give_the_same_step(layout, masters):
     """As where a model is moved to channels_last after a step, or before its state is loaded."""
     dtype = torch.bfloat16 if masters else torch.float32
-    ours, other = (
-        Muon(
-            [{"params": made(dtype, "contiguous"), "orthogonal": False, "rule": "adamw"}],
-            0.1,
-            master_weights=masters,
-        )
-        for _ in range(2)
-    )
+    ours, other = (muon(made(dtype, "contiguous"), masters=masters) for _ in range(2))
     run(ours, range(4))
     run(other, range(2))
     for parameter in parameters(other):
@@ -100,9 +91,7 @@ def test_state_weights_and_gradients_of_another_layout_give_the_same_step(layout
             parameter.grad = of_another_layout(parameter.grad)
         other.step()
     for a, b in zip(parameters(ours), parameters(other), strict=True):
-        assert_close(a, b, rtol=1e-6, atol=1e-6)
-        for name, value in ours.state[a].items():
-            assert_close(value, other.state[b][name], rtol=1e-6, atol=1e-6)
+        assert_close({**ours.state[a], "of": a}, {**other.state[b], "of": b}, rtol=1e-6, atol=1e-6)
 
 
 def of_another_layout(gradient):

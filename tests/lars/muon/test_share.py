@@ -74,7 +74,6 @@ def train(of, steps, **options):
 
 
 def values(optimizer):
-    """Return parameters and state as tensors."""
     of = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [state for parameter in of for state in optimizer.state[parameter].values()]
     return [tensor.detach().clone() for tensor in (*of, *states)]
@@ -90,18 +89,18 @@ CASES = [
 
 
 def shared():
-    """Return the results of ranks that share, next to those of this rank alone."""
-    results = []
+    """Bit for bit: the ranks' batches differ, which does not affect products of these shapes."""
     for form, options in CASES:
         together = train(parameters(**form), range(2), process_group=dist.group.WORLD, **options)
         alone = train(parameters(**form), range(2), **options)
-        results.append((values(together), values(alone), together.trust_ratios()))
-    return results
+        for ours, theirs in zip(values(together), values(alone), strict=True):
+            assert torch.equal(ours, theirs)
+        assert together.trust_ratios() == alone.trust_ratios()
+        by_trust_ratio = options.get("adjust_lr_fn") == "trust_ratio"
+        assert len(together.trust_ratios()) == len(SHAPES) * by_trust_ratio
 
 
 class Counted(TorchDispatchMode):
-    """Counts the broadcasts and their bytes, and the comparisons of gradients."""
-
     def __init__(self):
         super().__init__()
         self.broadcasts, self.sent, self.received, self.comparisons = 0, 0, 0, 0
@@ -121,7 +120,6 @@ class Counted(TorchDispatchMode):
 
 
 def counted():
-    """Return what this rank sends in a step, with the dtypes of Newton-Schulz."""
     found = []
     for dtype in DTYPES:
         of = parameters()
@@ -184,29 +182,13 @@ def on_a_rank():
     for seen in range(3):
         other_gradients(seen)
     copied()
-    return shared(), counted()
-
-
-@pytest.fixture(scope="module")
-def by_rank():
-    return run_ranks(2, on_a_rank)
+    shared()
+    return counted()
 
 
 @pytest.mark.slow("runs on two ranks")
-def test_ranks_that_share_take_the_steps_of_one_that_does_all(by_rank):
-    """Bit for bit: their batches differ, which does not affect the products of these shapes."""
-    of_ranks = [results for results, _ in by_rank]
-    for (first, alone, ratios), (second, _, same) in zip(*of_ranks, strict=True):
-        for ours, others, theirs in zip(first, second, alone, strict=True):
-            assert torch.equal(ours, theirs)
-            assert torch.equal(others, theirs)
-        assert same == ratios
-    assert len(of_ranks[0][0][2]) == len(SHAPES)
-
-
-@pytest.mark.slow("runs on two ranks")
-def test_ranks_send_each_direction_once_and_wait_for_no_value(by_rank):
-    for dtype, *of_ranks in zip(DTYPES, *(counts for _, counts in by_rank), strict=True):
+def test_ranks_take_the_steps_of_one_send_each_direction_once_and_wait_for_no_value():
+    for dtype, *of_ranks in zip(DTYPES, *run_ranks(2, on_a_rank), strict=True):
         assert sum(sent for _, sent, _, _ in of_ranks) == NUMBERS * dtype.itemsize
         for broadcasts, sent, received, comparisons in of_ranks:
             assert broadcasts == 2

@@ -10,14 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from largebatch.lars import Muon
-from tests.lars.muon.training import (
-    SHAPES,
-    assert_equal,
-    follow,
-    make,
-    run,
-    tensors,
-)
+from tests.lars.muon.training import SHAPES, assert_equal, follow, make, run, tensors
 from tests.lars.states import assert_refuses
 
 FORMS = [
@@ -61,16 +54,8 @@ def test_state_of_another_rule_or_optimizer_is_refused_before_anything_changes()
     run(optimizer, range(2))
     other = make(rules=["adamw"])
     run(other, range(2))
-    adamw = Muon(
-        [
-            {
-                "params": [nn.Parameter(t) for t in tensors(0, SHAPES)],
-                "orthogonal": False,
-                "rule": "adamw",
-            }
-        ],
-        0.1,
-    )
+    of = [nn.Parameter(t) for t in tensors(0, SHAPES)]
+    adamw = Muon([{"params": of, "orthogonal": False, "rule": "adamw"}], 0.1)
     run(adamw, range(2))
     refused = r"param_groups\[1\] of the loaded state is updated by adamw, .* by sgd; their state"
     assert_refuses(optimizer, other.state_dict(), refused)
@@ -111,11 +96,10 @@ def test_training_goes_on_as_in_torchs_muon(options):
     theirs, ours = torch.optim.Muon(matrices(), 0.05, **options), Muon(matrices(), 7.0)
     run(theirs, range(4))
     follow(theirs, ours).load_state_dict(theirs.state_dict())
-    expected = run(theirs, range(4, 6))
-    for a, b in zip(run(ours, range(4, 6)), expected, strict=True):
+    for a, b in zip(run(ours, range(4, 6)), run(theirs, range(4, 6)), strict=True):
         assert_close(a, b, rtol=0, atol=5e-3)  # torch's Newton-Schulz is in BF16
-        ema = ours.state[a]["momentum_buffer"]
-        assert_close(ema, theirs.state[b]["momentum_buffer"], rtol=1e-6, atol=1e-7)
+        buffers = (of.state[p]["momentum_buffer"] for of, p in ((ours, a), (theirs, b)))
+        assert_close(*buffers, rtol=1e-6, atol=1e-7)
     again = Muon(matrices(), 0.1)
     again.load_state_dict(ours.state_dict())
 

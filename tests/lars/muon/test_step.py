@@ -24,7 +24,6 @@ LAYOUTS = ("contiguous", "channels last", "transposed", "strided")
 
 
 def laid_out(tensor, layout):
-    """Return a tensor of the same values in another memory layout."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if layout == "channels last" and tensor.dim() in formats:
         return tensor.to(memory_format=formats[tensor.dim()])
@@ -113,29 +112,21 @@ def test_the_polar_factor_is_orthogonal_and_leaves_out_zero_directions():
     assert not polar_factor(torch.zeros(2, 3)).any()
 
 
-def one_step(weight, gradient, **options):
-    """Return the weight after one step."""
-    parameter = torch.nn.Parameter(weight.clone())
-    parameter.grad = gradient.clone()
-    optimizer = Muon([parameter], **{"lr": 0.1, "momentum": 0.0, "nesterov": False, **options})
-    optimizer.step()
-    return parameter.detach()
-
-
-def weight_and_gradient(shape, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in "wg"]
-
-
 def test_by_trust_ratio_a_weight_of_zero_takes_the_step_of_an_orthogonal_one():
-    options = {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.01, "lr": 2.0}
-    weight, gradient = weight_and_gradient((4, 6))
-    from_zero = one_step(0 * weight, gradient, **options)
+    generator = torch.Generator().manual_seed(0)
+    weight, gradient = (torch.randn(4, 6, generator=generator).double() for _ in range(2))
+
+    def step(weight, gradient):
+        parameter = torch.nn.Parameter(weight.clone())
+        parameter.grad = gradient
+        options = {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.01, "nesterov": False}
+        Muon([parameter], 2.0, 0.0, **options).step()
+        return parameter.detach()
+
     orthogonal = in_float64(gradient)  # its norm is that of the direction
-    torch.testing.assert_close(
-        from_zero, one_step(orthogonal, gradient, **options) - orthogonal, rtol=0, atol=1e-12
-    )
-    assert torch.equal(one_step(weight, 0 * gradient, **options), weight)
+    expected = step(orthogonal, gradient) - orthogonal
+    torch.testing.assert_close(step(0 * weight, gradient), expected, rtol=0, atol=1e-12)
+    assert torch.equal(step(weight, 0 * gradient), weight)
 
 
 @pytest.mark.parametrize("conv_mode", CONV_MODES)

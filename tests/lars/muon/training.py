@@ -18,7 +18,6 @@ def tensors(seed, shapes, dtype=torch.float32):
 
 
 def groups(dtype=torch.float32, rules=RULES):
-    """Return one orthogonalised group, and one for each of the other rules."""
     made = [{"params": [nn.Parameter(t) for t in tensors(0, SHAPES, dtype)]}]
     for number, rule in enumerate(rules):
         of = [nn.Parameter(t) for t in tensors(number + 1, OTHERS, dtype)]
@@ -52,14 +51,12 @@ def run(optimizer, steps):
 
 
 def follow(source, target):
-    """Give the parameters of an optimizer the values that those of another have."""
     for old, new in zip(parameters(source), parameters(target), strict=True):
         new.data.copy_(old.data)
     return target
 
 
 def assert_equal(ours, theirs):
-    """Check that two optimizers have equal parameters and state, bit for bit."""
     for a, b in zip(parameters(ours), parameters(theirs), strict=True):
         assert torch.equal(a, b)
         assert ours.state[a].keys() == theirs.state[b].keys()
