@@ -1,5 +1,6 @@
 """The import graph has no cycles, independent packages, and no imports of a higher level."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,62 +17,20 @@ from tests.imports import (
 ROOT = Path(__file__).parents[1]
 INDEPENDENT = ("lars", "amp", "comm", "pipeline")
 PACKAGES = (*INDEPENDENT, "recipes")
-# Modules and subpackages from the lowest level to the highest; those in one string share a level.
+# Modules and subpackages from the lowest level to the highest; `<` parts the levels.
 ORDER = {
-    "lars": (
-        "names",
-        "capture conventions reference span memory groups sharding schedules",
-        "batches coefficients options state",
-        "foreach fused masters scheduler state_dicts triton",
-        "implementations layerwise",
-        "muon optimizer",
-        "history noise range_test",
-    ),
-    "amp": (
-        "names",
-        "forms gradients",
-        "loaded skips",
-        "convert loss_scale masters",
-        "overflow statistics",
-        "precision",
-        "underflow",
-    ),
-    "comm": (
-        "names failure collectives fusion ranges",
-        "node_memory",
-        "topology",
-        "traffic",
-        "algorithms",
-        "plan",
-        "execute launch_order refusals",
-        "averaging",
-        "model fsdp2 hook",
-        "tuning",
-    ),
-    "pipeline": (
-        "errors progress order",
-        "sources",
-        "decode",
-        "loader stages fingerprint stalls",
-        "audit",
-        "prepare",
-    ),
-    "recipes": (
-        "errors launcher words files",
-        "output",
-        "published",
-        "schema",
-        "ranks",
-        "models",
-        "training report",  # a run that ends draws the picture that the command draws
-        "mlperf",
-        "train",
-        "trained",
-        "predict",
-        "tune",
-        "commands",
-        "__main__",
-    ),
+    "lars": "names < capture conventions reference span memory groups sharding schedules "
+    "< batches coefficients options state < foreach fused masters scheduler state_dicts triton "
+    "< implementations layerwise < muon optimizer < history noise range_test",
+    "amp": "names < forms gradients < loaded skips < convert loss_scale masters "
+    "< overflow statistics < precision < underflow",
+    "comm": "names failure collectives fusion ranges < node_memory < topology < traffic "
+    "< algorithms < plan < execute launch_order refusals < averaging < model fsdp2 hook < tuning",
+    "pipeline": "errors progress order < sources < decode < loader stages fingerprint stalls "
+    "< audit < prepare",
+    # A run that ends draws the picture that the command `report` draws.
+    "recipes": "errors launcher words files < output < published < schema < ranks < models "
+    "< training report < mlperf < train < trained < predict < tune < commands < __main__",
 }
 # The packages through which recipes may use the others.
 INTERFACES = (*INDEPENDENT, "pipeline.audit", "pipeline.prepare")
@@ -82,45 +41,41 @@ def graph():
     return read_graph(ROOT, PACKAGES)
 
 
-def assert_none(faults):
+#: What is looked for in the tree, by the rule that it would break.
+RULES = {
+    "there are no import cycles": import_cycles,
+    "independent packages import only themselves": lambda g: imports_between(g, INDEPENDENT),
+    **{
+        f"modules of {package} import only lower levels": partial(
+            upward_imports, package=package, order=levels.split(" < ")
+        )
+        for package, levels in ORDER.items()
+    },
+    "triton is imported for the table of implementations only": partial(
+        imports_by_others, package="lars.triton", allowed=["lars.implementations"]
+    ),
+    # The hooks report failures; algorithms, plans and measurements know nothing of them.
+    "only the hooks import failure reports": partial(
+        imports_by_others, package="comm.failure", allowed=["comm", "comm.fsdp2", "comm.hook"]
+    ),
+    # The screen stands on what a run measures and leaves, neither of which knows of it.
+    "only the trainer imports what a run shows": partial(
+        imports_by_others,
+        package="recipes.training.screen",
+        allowed=["recipes.training.run", "recipes.training.trainer"],
+    ),
+    "recipes import packages by their interfaces": partial(
+        imports_of_internals, importer="recipes", interfaces=INTERFACES
+    ),
+    # So that no module is loaded twice, as `lars` and as `largebatch.lars`.
+    "imports within the package are relative": lambda graph: graph.absolute,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_tree_keeps_its_rules(graph, rule):
+    faults = RULES[rule](graph)
     assert not faults, "\n" + "\n".join(faults)
-
-
-def test_there_are_no_import_cycles(graph):
-    assert_none(import_cycles(graph))
-
-
-def test_independent_packages_import_only_themselves(graph):
-    assert_none(imports_between(graph, INDEPENDENT))
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_modules_import_only_lower_levels(graph, package):
-    assert_none(upward_imports(graph, package, ORDER[package]))
-
-
-def test_triton_is_imported_for_the_table_of_implementations_only(graph):
-    assert_none(imports_by_others(graph, "lars.triton", ["lars.implementations"]))
-
-
-def test_only_the_hooks_import_failure_reports(graph):
-    """The hooks report failures; algorithms, plans and measurements know nothing of them."""
-    assert_none(imports_by_others(graph, "comm.failure", ["comm", "comm.fsdp2", "comm.hook"]))
-
-
-def test_only_the_trainer_imports_what_a_run_shows(graph):
-    """The screen stands on what a run measures and leaves, neither of which knows of it."""
-    allowed = ["recipes.training.run", "recipes.training.trainer"]
-    assert_none(imports_by_others(graph, "recipes.training.screen", allowed))
-
-
-def test_recipes_import_packages_by_their_interfaces(graph):
-    assert_none(imports_of_internals(graph, "recipes", INTERFACES))
-
-
-def test_imports_within_the_package_are_relative(graph):
-    """So that no module is loaded twice, as ``lars`` and as ``largebatch.lars``."""
-    assert_none(graph.absolute)
 
 
 def test_the_graph_covers_the_tree(graph):

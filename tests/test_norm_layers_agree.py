@@ -25,25 +25,10 @@ from largebatch.lars import is_bias_or_norm, split_parameters
 
 # Classes with "Norm" in their names that are not norm layers: blocks, heads and whole models.
 BLOCKS = {
-    "ClNormMlpClassifierHead",
-    "Conv2dNorm",
-    "Conv2dNormActivation",
-    "Conv3dNormActivation",
-    "ConvMlpWithNorm",
-    "ConvNorm",
-    "ConvNormAct",
-    "ConvNormActivation",
-    "DownsampleNormFirst",
-    "EvaBlockPostNorm",
-    "GlobalResponseNormMlp",
-    "LinearNorm",
-    "NormFreeBlock",
-    "NormFreeNet",
-    "NormLinear",
-    "NormMlp",
-    "NormMlpClassifierHead",
-    "NormalCell",
-    "SeparableConvNormAct",
+    *("ClNormMlpClassifierHead", "Conv2dNorm", "Conv2dNormActivation", "Conv3dNormActivation"),
+    *("ConvMlpWithNorm", "ConvNorm", "ConvNormAct", "ConvNormActivation", "DownsampleNormFirst"),
+    *("EvaBlockPostNorm", "GlobalResponseNormMlp", "LinearNorm", "NormFreeBlock", "NormFreeNet"),
+    *("NormLinear", "NormMlp", "NormMlpClassifierHead", "NormalCell", "SeparableConvNormAct"),
 }
 
 

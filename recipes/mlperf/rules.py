@@ -32,6 +32,7 @@ TARGET_ACCURACY = 75.9
 TRAIN_IMAGES, VAL_IMAGES = 1_281_167, 50_000
 
 _FREE_MOMENTUM_FROM = 32_768
+_DIALECTS = ("mlperf", "mlperf-corrected")
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,7 @@ RULES = (
     Rule("optimizer.args", lambda args: {*args} <= {"implementation"}, "implementation only", "C"),
     Rule("optimizer.weight_decay", _is_power_of_two, "1e-4 x 2^N, such as 5e-5 or 2e-4", "C"),
     Rule("optimizer.trust_coefficient", _one_of(1e-3), "0.001", "R"),
-    Rule(
-        "optimizer.dialect",
-        _one_of("mlperf", "mlperf-corrected"),
-        "mlperf or mlperf-corrected",
-        "R",
-    ),
+    Rule("optimizer.dialect", _one_of(*_DIALECTS), " or ".join(_DIALECTS), "R"),
     Rule("optimizer.bias_lr_scale", _one_of(1), "1", "R"),
     Rule("optimizer.body_lr_scale", _one_of(1), "1", "R"),
     Rule("optimizer.nesterov", _one_of(False), "false", "R"),

@@ -1,4 +1,4 @@
-"""JSON schema of a Kubeflow PyTorchJob.
+"""JSON schema of a Kubeflow PyTorchJob, as far as examples/pytorchjob.yaml uses one.
 
 The names and types are those of kubeflow.org/v1 in
 manifests/base/crds/kubeflow.org_pytorchjobs.yaml of kubeflow/training-operator (commit ee38ae8a,
@@ -8,7 +8,7 @@ this schema forbids them. Pod templates have Kubernetes' own schema and are any 
 
 from typing import Any
 
-INTEGER, TEXT, FLAG = {"type": "integer"}, {"type": "string"}, {"type": "boolean"}
+INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
 
 
 def closed(*required: str, **properties: Any) -> dict[str, Any]:
@@ -20,36 +20,6 @@ def closed(*required: str, **properties: Any) -> dict[str, Any]:
         "additionalProperties": False,
     }
 
-
-ELASTIC_POLICY = closed(
-    maxReplicas=INTEGER,
-    maxRestarts=INTEGER,
-    metrics={"type": "array"},
-    minReplicas=INTEGER,
-    nProcPerNode=INTEGER,
-    rdzvBackend=TEXT,
-    rdzvConf={"type": "array", "items": closed(key=TEXT, value=TEXT)},
-    rdzvHost=TEXT,
-    rdzvId=TEXT,
-    rdzvPort=INTEGER,
-    standalone=FLAG,
-)
-
-RUN_POLICY = closed(
-    activeDeadlineSeconds=INTEGER,
-    backoffLimit=INTEGER,
-    cleanPodPolicy={"enum": ["All", "Running", "None"]},
-    managedBy=TEXT,
-    schedulingPolicy=closed(
-        minAvailable=INTEGER,
-        minResources={"type": "object"},
-        priorityClass=TEXT,
-        queue=TEXT,
-        scheduleTimeoutSeconds=INTEGER,
-    ),
-    suspend=FLAG,
-    ttlSecondsAfterFinished=INTEGER,
-)
 
 REPLICA_SPEC = closed(
     "template",
@@ -68,7 +38,9 @@ SCHEMA = closed(
     metadata={"type": "object", "required": ["name"]},
     spec=closed(
         "pytorchReplicaSpecs",
-        elasticPolicy=ELASTIC_POLICY,
+        elasticPolicy=closed(
+            maxReplicas=INTEGER, maxRestarts=INTEGER, minReplicas=INTEGER, rdzvBackend=TEXT
+        ),
         nprocPerNode={"type": "string", "pattern": "^(auto|cpu|gpu|[1-9][0-9]*)$"},
         pytorchReplicaSpecs={
             "type": "object",
@@ -76,6 +48,6 @@ SCHEMA = closed(
             "additionalProperties": REPLICA_SPEC,
             "minProperties": 1,
         },
-        runPolicy=RUN_POLICY,
+        runPolicy=closed(cleanPodPolicy={"enum": ["All", "Running", "None"]}),
     ),
 )

@@ -10,6 +10,7 @@ from benchmarks.gpu import checks, contest, report, trainer_checks
 from benchmarks.gpu.contenders import CONTENDERS, CONTESTS, OURS, TYPED, Contender
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.report import Case, Skipped
+from largebatch.amp import Precision
 
 CPU = Place(torch.device("cpu"))
 MINE = Contender(OURS, TYPED)
@@ -128,3 +129,23 @@ def test_the_distance_of_two_runs_is_a_share_of_the_change():
     assert trainer_checks.distance(one, {name: 0 * value for name, value in one.items()}) == 1
     other = one | {"b": torch.tensor([0.0, 1.0])}
     assert trainer_checks.distance(one, other) == pytest.approx(0.5**1.5)
+
+
+@pytest.mark.slow("trains three runs of a small network")
+def test_a_micro_batch_that_is_left_out_of_compiled_steps_is_found(monkeypatch):
+    backward, train, calls = Precision.backward, trainer_checks.train, []
+    is_compiled = False
+
+    def noted(device, steps, settings):
+        nonlocal is_compiled
+        is_compiled = "compile=default" in settings
+        return train(device, steps, settings)
+
+    def every_other(self, loss):
+        calls.append(loss)
+        backward(self, 0 * loss if is_compiled and len(calls) % 2 == 0 else loss)
+
+    monkeypatch.setattr(trainer_checks, "train", noted)
+    monkeypatch.setattr(Precision, "backward", every_other)
+    with pytest.raises(AssertionError, match="of the way apart"):
+        trainer_checks.compiled_is_eager("bf16", CPU.device)

@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from benchmarks.recipes import (
     epochs_to_target,
@@ -21,6 +22,7 @@ from benchmarks.recipes import (
 )
 from benchmarks.recipes.epochs_to_target_estimates import finals
 from benchmarks.tables import RESULTS
+from largebatch.recipes.commands.tree import app
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.names import recipe_names
 
@@ -36,6 +38,13 @@ def test_searches_by_the_command(tmp_path, monkeypatch):
     copy = shutil.copy(RESULTS / "tune_lr.json", tmp_path)
     tune_lr.main(["digits", "--data", "nowhere", "--results", str(copy)])
     assert (tmp_path / "tune_lr.md").read_text() == (RESULTS / "tune_lr.md").read_text()
+
+
+def test_the_options_of_tune_lr_are_those_of_the_command():
+    command = typer.main.get_command(app).commands["tune"].commands["lr"]
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = {a for case in tune_lr.CASES.values() for a in case.budget if a.startswith("--")}
+    assert given | {"--nproc", "--out"} <= known
 
 
 @pytest.mark.parametrize(

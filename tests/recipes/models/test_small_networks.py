@@ -1,4 +1,4 @@
-"""Airbench's network: its shape, its whitening layer, and convolutions that start as identity."""
+"""Airbench: its shape, its first layer, and convolutions that start as identity; and ResNet-9."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from largebatch.recipes.models.build import build_model
 from largebatch.recipes.schema.sections import Model
 
 
-def build(**args):
+def airbench_of(**args):
     return build_model(Model(name="airbench", args=args, zero_init_last_norm=False), 10)
 
 
@@ -23,7 +23,7 @@ def build(**args):
     [((64, 256, 256), 32, 707.8), ((32, 64, 64), 24, 54.3), ((16, 64, 64), 32, 59.7)],
 )
 def test_the_numbers_of_parameters_and_of_operations(widths, size, mflop):
-    model = build(widths=widths)
+    model = airbench_of(widths=widths)
     pairs = [(24, widths[0]), *pairwise(widths)]
     counted = 24 * 3 * 4 + 24 + widths[-1] * 10
     counted += sum(9 * (i + o) * o + 4 * o for i, o in pairs)
@@ -40,7 +40,7 @@ def test_the_first_layer_whitens_the_images_it_was_made_from():
         F.avg_pool2d(torch.rand(64, 3, 22, 22), 3, stride=1)
         * torch.tensor([1.0, 2.0, 4.0])[:, None, None]
     )
-    model = build(widths=(4, 4, 4))
+    model = airbench_of(widths=(4, 4, 4))
     model.init_from_images(smooth)
     outputs = model.whiten(smooth).double().transpose(0, 1).flatten(1)
     one, other = outputs[:12], outputs[12:]
@@ -55,7 +55,7 @@ def test_the_first_layer_whitens_the_images_it_was_made_from():
 
 
 def test_weights_of_the_first_layer_and_of_norm_layers_are_frozen():
-    model = build(widths=(4, 4, 4))
+    model = airbench_of(widths=(4, 4, 4))
     trained = {n for g in split_parameters(model, 5e-4) for n, _ in g["params"]}
     frozen = {n for n, _ in model.named_parameters()} - trained
     norms = {f"blocks.{i}.norm{j}.weight" for i in range(3) for j in (1, 2)}
@@ -64,7 +64,7 @@ def test_weights_of_the_first_layer_and_of_norm_layers_are_frozen():
 
 def test_the_first_layer_does_not_depend_on_how_many_images_are_taken_at_once(monkeypatch):
     images = torch.rand(70, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    one, other = build(widths=(4, 4, 4)), build(widths=(4, 4, 4))
+    one, other = airbench_of(widths=(4, 4, 4)), airbench_of(widths=(4, 4, 4))
     one.init_from_images(images)
     monkeypatch.setattr(airbench, "_IMAGES", 16)
     other.init_from_images(images)
@@ -74,7 +74,7 @@ def test_the_first_layer_does_not_depend_on_how_many_images_are_taken_at_once(mo
 @pytest.mark.parametrize(("widths", "block"), [((32, 8, 8), 0), ((32, 8, 8), 1), ((24, 24, 24), 1)])
 def test_convolutions_start_as_the_identity_and_other_channels_at_random(widths, block):
     torch.manual_seed(0)
-    found = build(widths=widths).blocks[block]
+    found = airbench_of(widths=widths).blocks[block]
     for conv in (found.conv1, found.conv2):
         outputs, inputs = conv.weight.shape[:2]
         maps, kept = torch.rand(2, inputs, 6, 6), min(inputs, outputs)
@@ -84,4 +84,34 @@ def test_convolutions_start_as_the_identity_and_other_channels_at_random(widths,
 
 def test_widths_are_three():
     with pytest.raises(RecipeError, match=r"widths \[4, 4\]; valid: three positive numbers"):
-        build(widths=(4, 4))
+        airbench_of(widths=(4, 4))
+
+
+# --- ResNet-9, which is the network of its source but for the widths ---------------------------
+
+
+def resnet9(zero_init_last_norm=True, **args):
+    section = Model(name="resnet9", args=args, zero_init_last_norm=zero_init_last_norm)
+    return build_model(section, 10)
+
+
+@pytest.mark.parametrize(("width", "parameters"), [(16, 412_954), (32, 1_646_122), (64, 6_573_130)])
+def test_the_number_of_parameters_of_resnet9(width, parameters):
+    convolutions = [(3, 1), (1, 2), (2, 2), (2, 2), (2, 4), (4, 8), (8, 8), (8, 8)]
+    widths = [(3 if a == 3 else a * width, b * width) for a, b in convolutions]
+    counted = sum(9 * a * b + 2 * b for a, b in widths) + 8 * width * 10 + 10
+    model = resnet9(width=width)
+    assert sum(p.numel() for p in model.parameters()) == counted == parameters
+
+
+@pytest.mark.parametrize(("stem_stride", "size"), [(1, 16), (2, 24)])
+def test_resnet9_takes_images_of_any_size(stem_stride, size):
+    model = resnet9(width=4, stem_stride=stem_stride)
+    assert model(torch.rand(2, 3, size, size)).shape == (2, 10)
+
+
+def test_the_blocks_of_resnet9_start_as_the_identity():
+    torch.manual_seed(0)
+    maps = torch.rand(2, 8, 6, 6)
+    assert torch.equal(resnet9(width=4).layer1[2](maps), maps)
+    assert not torch.equal(resnet9(zero_init_last_norm=False, width=4).layer1[2](maps), maps)
