@@ -1,6 +1,7 @@
 """``python -m benchmarks.gpu``: the dry run of calls, and how parts that fail are handled."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -100,6 +101,25 @@ def test_a_part_without_time_is_not_started(tmp_path):
     parts = report.read(tmp_path / "call-d.json")["parts"]
     assert (parts["cifar"]["state"], parts["cifar"]["reason"]) == ("skipped", "no time is left")
     assert "no time is left" in (tmp_path / "call-d.md").read_text()
+
+
+def test_what_a_call_has_found_is_there_when_it_is_killed(tmp_path):
+    code = "import sys, time; from benchmarks.gpu import calls\n"
+    code += "calls.CALLS['a'] = {'first': (1, 600), 'second': (1, 600)}\n"
+    code += "ends = {'first': 'found.finish(\"ok\")', 'second': 'time.sleep(600)'}\n"
+    code += f"PART = {PART!r}\n"
+    code += "calls.Options.command = lambda options, part, deadline: [sys.executable, '-c', "
+    code += "PART.format(file=str(options.file), name=part, deadline=deadline, end=ends[part])]\n"
+    code += f"options = calls.Options('a', calls.Path({str(tmp_path)!r}), dry=True)\n"
+    code += "calls.run(options, time.monotonic() + 600)\n"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    while "second: check" not in process.stdout.readline():
+        pass
+    process.kill()
+    process.wait()
+    parts = report.read(tmp_path / "call-a.json")["parts"]
+    assert [part["state"] for part in parts.values()] == ["ok", "running"]
+    assert "| first | ok |" in (tmp_path / "call-a.md").read_text()
 
 
 def refused(capsys, *arguments):
