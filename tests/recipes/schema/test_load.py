@@ -167,7 +167,6 @@ WRONG = {
     "schedule.warmup_shape=exponential": "schedule.start: an exponential warm-up cannot "
     "start at 0; valid: above 0",
     "schedule.milestones=[30ep]": "milestones: only for name step; valid with name polynomial: []",
-    "schedule.factor=0.5": "schedule.factor: only for name step; valid with name polynomial: 0.1",
     "schedule.name=constant": "schedule.end: only for name polynomial or cosine; valid with",
     "data.eval_resize=30": "data.eval_resize: 30 is smaller than the size of evaluated images; "
     "valid: at least 32",

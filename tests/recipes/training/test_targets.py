@@ -91,7 +91,7 @@ def test_a_mixed_and_smoothed_target_has_the_weights_of_its_two_classes():
 
 # --- mixing ------------------------------------------------------------------------------------
 
-BOTH = Mixing(mixup=0.4, cutmix=1.0, prob=0.8, group=8)
+BOTH = Mixing(mixup=0.4, cutmix=1.0, group=8)
 
 
 def mixer(options, position=0, seed=0):
@@ -117,7 +117,7 @@ def test_each_group_is_mixed_as_a_batch_of_timm_with_the_same_draws(dtype, form,
         top, bottom, left, right = (int(edge) for edge in drawn[:4])
         inside, own = (float(weight) for weight in drawn[4:])
         whole = (bottom - top, right - left) == (20, 28)
-        kinds.add("cutmix" if not whole else "mixup" if inside < 1 else "none")
+        kinds.add("mixup" if whole else "cutmix")
         timm = timms.Mixup(0.4, 1.0, label_smoothing=0, num_classes=10)
         lam = inside if whole else 0.5
         monkeypatch.setattr(timm, "_params_per_batch", lambda lam=lam, cut=not whole: (lam, cut))
@@ -128,7 +128,7 @@ def test_each_group_is_mixed_as_a_batch_of_timm_with_the_same_draws(dtype, form,
         rounding = 1e-6 if dtype == torch.float32 else 5e-3
         torch.testing.assert_close(found[part].float(), image, rtol=0, atol=rounding)
         torch.testing.assert_close(targets[part], target)
-    assert kinds == {"cutmix", "mixup", "none"}
+    assert kinds == {"cutmix", "mixup"}
 
 
 @settings(max_examples=20)
@@ -205,10 +205,8 @@ def test_expectations_of_the_draws():
     assert own == pytest.approx(1 - (bottom - top) * (right - left) / 224**2, abs=1e-6)
     clear = (left > 0) & (right < 224)  # of any width, as in timm; torchvision's are even
     assert np.mean((right - left)[clear] % 2) == pytest.approx(0.5, abs=0.02)
-    both = drawn(mixup=1.0, cutmix=1.0, prob=0.7, switch_prob=0.3)
-    boxed = both[4] == 0
-    assert boxed.mean() == pytest.approx(0.3, abs=0.01)
-    assert np.mean(both[5][~boxed] == 1) == pytest.approx(0.3, abs=0.01)
+    both = drawn(mixup=1.0, cutmix=1.0)
+    assert np.mean(both[4] == 0) == pytest.approx(0.5, abs=0.01)
 
 
 def test_draws_stay_the_same():
@@ -260,7 +258,7 @@ def test_a_loader_says_where_its_batches_begin(photos):
     assert not ranks[0].keys() & ranks[1].keys()
 
 
-MIXED = ["mixing.mixup=0.2", "mixing.cutmix=1", "mixing.prob=0.9", "mixing.switch_prob=0.4"]
+MIXED = ["mixing.mixup=0.2", "mixing.cutmix=1"]
 
 
 def in_double(root, folder, *keys):
@@ -277,7 +275,8 @@ def test_accumulation_and_ranks_make_the_updates_of_one_batch(photos, tmp_path):
     assert largest_difference(parts, at_once) < ROUNDING
     two = run_ranks(2, in_double, photos, tmp_path / "2", *keys, "micro_batch_size=64")
     assert largest_difference(two[0], at_once) < ROUNDING
-    plain = in_double(photos, tmp_path / "plain", *keys, "mixing.prob=0", "micro_batch_size=256")
+    keys += ["mixing.mixup=0", "mixing.cutmix=0", "micro_batch_size=256"]
+    plain = in_double(photos, tmp_path / "plain", *keys)
     assert largest_difference(plain, at_once) > 1e-3
 
 
@@ -312,7 +311,6 @@ def test_training_accuracy_is_against_the_label_of_the_larger_weight():
             ["mixing.cutmix=1", "batch_size=64", "micro_batch_size=null"],
             "mixing.group: 32 does not divide a micro-batch of 16; valid: an even divisor of it",
         ),
-        (["mixing.prob=1.5"], "mixing.prob: input should be less than or equal to 1"),
         (["loss.threshold=0.2"], "loss.threshold: only for name binary-cross-entropy; valid with"),
         (["loss.name=mse"], "loss.name: "),
     ],
