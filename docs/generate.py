@@ -107,7 +107,7 @@ def _decay(recipe: Recipe) -> str:
     if schedule.name == "polynomial":
         return f"power {schedule.power:g}"
     if schedule.name == "step":
-        return f"× {schedule.factor:g} at {', '.join(map(str, schedule.milestones))}"
+        return f"× 0.1 at {', '.join(map(str, schedule.milestones))}"
     return schedule.name
 
 

@@ -17,8 +17,7 @@ def comm_simulate(
     gpu: Gpu = None,
     measured: Measured = None,
     images_per_gpu: Annotated[
-        int | None,
-        typer.Option(min=1, help="Images per GPU and step; default: micro_batch_size."),
+        int | None, typer.Option(min=1, help="Images per GPU and step; default: micro_batch_size.")
     ] = None,
     links: Links = None,
     gpus_per_node: GpusPerNode = None,
@@ -32,8 +31,7 @@ def comm_simulate(
     ] = None,
     fitted: Fitted = None,
     plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Plan; default: DDP's own all-reduce."),
+        Path | None, typer.Option(metavar="FILE", help="Plan; default: DDP's own all-reduce.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
@@ -53,22 +51,20 @@ def comm_simulate(
     import json
 
     from ...comm import Plan
-    from ..errors import exit_on_user_error
     from ..predict.scaling import as_json, print_summary, setting, sweep
     from ..schema.load import load
 
-    with exit_on_user_error():
-        common = setting(
-            load(recipe, overrides or []),
-            gpu=gpu,
-            links=links,
-            gpus_per_node=gpus_per_node,
-            measured=measured,
-            bus_gbytes=bus_gbytes,
-            images_per_gpu=images_per_gpu,
-            fitted=fitted,
-        )
-        points = sweep(common, gpus, Plan.load(plan) if plan else None)
+    common = setting(
+        load(recipe, overrides or []),
+        gpu=gpu,
+        links=links,
+        gpus_per_node=gpus_per_node,
+        measured=measured,
+        bus_gbytes=bus_gbytes,
+        images_per_gpu=images_per_gpu,
+        fitted=fitted,
+    )
+    points = sweep(common, gpus, Plan.load(plan) if plan else None)
     if json_:
         print(json.dumps(as_json(common, points), indent=2))
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import RecipeError, is_reported_here
 from .launch import torchrun_again
 from .options import complete_recipe
 
@@ -35,8 +36,7 @@ def comm_tune(
     wire: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="DTYPE",
-            help="Also consider sending gradients as fp16 or bf16, which is lossy.",
+            metavar="DTYPE", help="Also consider sending gradients as fp16 or bf16, which is lossy."
         ),
     ] = None,
     sum_dtype: Annotated[
@@ -49,8 +49,7 @@ def comm_tune(
     ranks_per_node: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Number of ranks to treat as one node; default: those of a machine.",
+            min=1, help="Number of ranks to treat as one node; default: those of a machine."
         ),
     ] = None,
     recipe: Annotated[
@@ -78,7 +77,6 @@ def comm_tune(
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
           -m largebatch.recipes comm tune [OPTIONS]
     """
-    from ..errors import RecipeError, is_reported_here
     from ..launcher import is_first_of_machine
     from ..training.process import reported_once
     from ..tune.all_reduce import Options, run

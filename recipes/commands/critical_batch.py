@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import RecipeError, is_reported_here
 from .launch import torchrun_again
 from .options import Overrides, RecipeName
 
@@ -73,7 +75,6 @@ def critical_batch(
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
           -m largebatch.recipes critical-batch RECIPE [OPTIONS]
     """
-    from ..errors import is_reported_here
     from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined
     from ..schema.load import load
@@ -103,7 +104,7 @@ def critical_batch(
                 epochs=epochs,
                 rule=rule,
                 minutes=minutes,
-                say=lambda line: typer.echo(line, err=True),
+                say=partial(typer.echo, err=True),
             )
         if job.is_main:
             written = report.write(found, folder)
@@ -112,13 +113,7 @@ def critical_batch(
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
-    """Parse whole numbers with commas between them.
-
-    Raises:
-        RecipeError: The text is something else.
-    """
-    from ..errors import RecipeError
-
+    """Parse whole numbers with commas between them."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import RecipeError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -44,21 +46,19 @@ def data_check(
     import json
 
     from ...pipeline import check_data
-    from ..errors import RecipeError, exit_on_user_error
     from .data_progress import Bar
 
-    with exit_on_user_error():
-        if json_ is not None and not json_.absolute().parent.is_dir():
-            raise RecipeError(f"--json: there is no folder {json_.absolute().parent}")
-        if workers is not None and workers < 1:
-            raise RecipeError(f"--workers: {workers} is too small; valid: at least 1")
-        with Bar() as bar:
-            found = check_data(path, workers=workers, report=bar)
-        if json_ is not None:
-            try:
-                json_.write_text(json.dumps(found.as_json(), indent=2) + "\n")
-            except OSError as error:
-                raise RecipeError(f"--json: cannot write {json_}: {error.strerror}") from error
+    if json_ is not None and not json_.absolute().parent.is_dir():
+        raise RecipeError(f"--json: there is no folder {json_.absolute().parent}")
+    if workers is not None and workers < 1:
+        raise RecipeError(f"--workers: {workers} is too small; valid: at least 1")
+    with Bar() as bar:
+        found = check_data(path, workers=workers, report=bar)
+    if json_ is not None:
+        try:
+            json_.write_text(json.dumps(found.as_json(), indent=2) + "\n")
+        except OSError as error:
+            raise RecipeError(f"--json: cannot write {json_}: {error.strerror}") from error
     print_summary(found)
     raise typer.Exit(0 if found.usable else 1)
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..errors import RecipeError
+
 
 def data_index(
     folder: Annotated[
@@ -39,13 +41,11 @@ def data_index(
     label_offset: Annotated[
         int,
         typer.Option(
-            min=0,
-            help="Label of the first class: 1 in TensorFlow's own conversion of ImageNet.",
+            min=0, help="Label of the first class: 1 in TensorFlow's own conversion of ImageNet."
         ),
     ] = 0,
     checksums: Annotated[
-        bool,
-        typer.Option("--checksums", help="Add the CRC-32 of each image; reads all of them."),
+        bool, typer.Option("--checksums", help="Add the CRC-32 of each image; reads all of them.")
     ] = False,
 ) -> None:
     """Write an index beside shards made by other tools.
@@ -54,10 +54,9 @@ def data_index(
     start of training; shards on a server must have it.
     """
     from ...pipeline import INDEX_FILE, DataError, Progress, index_shards
-    from ..errors import exit_on_user_error
     from .data_progress import Bar
 
-    with exit_on_user_error(), Bar() as bar:
+    with Bar() as bar:
 
         def report(done_bytes: int, total_bytes: int) -> None:
             bar(Progress("indexing", bytes=done_bytes, total_bytes=total_bytes))
@@ -85,8 +84,6 @@ def data_index(
 
 def _names(path: Path) -> tuple[str, ...]:
     """The lines of a file."""
-    from ..errors import RecipeError
-
     try:
         return tuple(path.read_text().splitlines())
     except (OSError, UnicodeDecodeError) as error:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import is_reported_here
 from .options import Ema, Overrides, RecipeOfWeights, RunWeightsOrName, TrustCode
 
 
@@ -41,7 +42,6 @@ def evaluate(
     import json
     import os
 
-    from ..errors import is_reported_here
     from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined
     from ..trained.pretrained import open_weights

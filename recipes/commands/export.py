@@ -15,13 +15,11 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            metavar="TARGET",
-            help="timm, for a model of timm; safetensors or onnx, for any model.",
+            metavar="TARGET", help="timm, for a model of timm; safetensors or onnx, for any model."
         ),
     ],
     out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="New folder for the weights and their model card."),
+        Path, typer.Option(metavar="DIR", help="New folder for the weights and their model card.")
     ],
     recipe: RecipeOfWeights = None,
     ema: Ema = False,
@@ -39,18 +37,16 @@ def export(
       largebatch export runs/digits/2026-01-31_10-00-00 --to timm --out export
       largebatch export RUN --ema --to onnx --out export-onnx
     """
-    from ..errors import exit_on_user_error
     from ..schema.load import load
     from ..trained.export import check
     from ..trained.export import export as write
     from ..trained.source import open_trained
 
-    with exit_on_user_error():
-        if recipe is not None:
-            check(to, load(recipe).recipe.model.name, out)
-        trained = open_trained(run, recipe=recipe, ema=ema, trust_code=trust_code)
-        target = check(to, trained.loaded.recipe.model.name, out)
-        checked = write(trained, target, out)
+    if recipe is not None:
+        check(to, load(recipe).recipe.model.name, out)
+    trained = open_trained(run, recipe=recipe, ema=ema, trust_code=trust_code)
+    target = check(to, trained.loaded.recipe.model.name, out)
+    checked = write(trained, target, out)
     for line in trained.notices:
         typer.echo(line, err=True)
     print(checked)

@@ -79,8 +79,7 @@ Links = Annotated[
     ),
 ]
 Fitted = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Links measured by comm tune (its .tuned.json)."),
+    Path | None, typer.Option(metavar="FILE", help="Links measured by comm tune (its .tuned.json).")
 ]
 Measured = Annotated[
     str | None,

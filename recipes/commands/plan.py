@@ -38,25 +38,23 @@ def plan(
     """
     import json
 
-    from ..errors import exit_on_user_error
     from ..schema.load import load
 
-    with exit_on_user_error():
-        loaded = load(recipe, overrides or [])  # before the imports that take seconds
-        from ..predict.division import gpu_counts
-        from ..predict.run_plan import plan_run
-        from ..predict.run_report import as_json, print_summary
+    loaded = load(recipe, overrides or [])  # before the imports that take seconds
+    from ..predict.division import gpu_counts
+    from ..predict.run_plan import plan_run
+    from ..predict.run_report import as_json, print_summary
 
-        found = plan_run(
-            loaded,
-            gpu_counts(gpus),
-            gpu=gpu,
-            measured=measured,
-            links=links,
-            gpus_per_node=gpus_per_node,
-            fitted=fitted,
-            price=price_per_gpu_hour,
-        )
+    found = plan_run(
+        loaded,
+        gpu_counts(gpus),
+        gpu=gpu,
+        measured=measured,
+        links=links,
+        gpus_per_node=gpus_per_node,
+        fitted=fitted,
+        price=price_per_gpu_hour,
+    )
     if json_:
         print(json.dumps(as_json(found), indent=2))
     else:

@@ -7,28 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import RecipeError
+
 #: The data sets, and the options that are not for all of them.
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "digits": (),
-    "cifar10": ("archive", "no-checksum", "allow-partial"),
-    "imagenet": (
-        *("train-archive", "val-archive", "devkit", "val-labels", "resize"),
-        *("no-checksum", "allow-partial"),
-    ),
-    "folder": ("SRC", "split", "resize"),
+_OPTIONS = {
+    "digits": "",
+    "cifar10": "archive no_checksum allow_partial",
+    "imagenet": "train_archive val_archive devkit val_labels resize no_checksum allow_partial",
+    "folder": "source split resize",
 }
 
 
 def _known(what: str) -> str:
-    from ..errors import RecipeError, exit_on_user_error
-
-    with exit_on_user_error():
-        if what not in _OPTIONS:
-            raise RecipeError(f"unknown data set {what!r}; valid: {', '.join(_OPTIONS)}")
+    if what not in _OPTIONS:
+        raise RecipeError(f"unknown data set {what!r}; valid: {', '.join(_OPTIONS)}")
     return what
 
 
 def data_prepare(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -69,8 +66,7 @@ def data_prepare(
         typer.Option(metavar="FILE", help="imagenet: ILSVRC2012_img_train.tar (138 GB)."),
     ] = None,
     val_archive: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="imagenet: ILSVRC2012_img_val.tar (6.3 GB)."),
+        Path | None, typer.Option(metavar="FILE", help="imagenet: ILSVRC2012_img_val.tar (6.3 GB).")
     ] = None,
     devkit: Annotated[
         Path | None,
@@ -147,21 +143,15 @@ def data_prepare(
     makes them smaller.
     """
     from ... import pipeline
-    from ..errors import RecipeError, exit_on_user_error
     from .data_progress import Bar
 
-    given: dict[str, Any] = {
-        **{"SRC": source, "split": split, "archive": archive, "resize": resize},
-        **{"train-archive": train_archive, "val-archive": val_archive, "devkit": devkit},
-        **{"val-labels": val_labels, "no-checksum": no_checksum, "allow-partial": allow_partial},
-    }
+    for name, value in context.params.items():
+        users = [data_set for data_set, names in _OPTIONS.items() if name in names.split()]
+        if value and users and what not in users:
+            option = "SRC" if name == "source" else f"--{name.replace('_', '-')}"
+            raise RecipeError(f"{option}: not for {what}; valid for {' and '.join(users)}")
     left_out = pipeline.LeftOut()
-    with exit_on_user_error(), Bar() as bar:
-        for name, value in given.items():
-            users = [data_set for data_set, names in _OPTIONS.items() if name in names]
-            if value and what not in users:
-                option = name if name == "SRC" else f"--{name}"
-                raise RecipeError(f"{option}: not for {what}; valid for {' and '.join(users)}")
+    with Bar() as bar:
         output = pipeline.Output(
             format=format_,
             images_per_shard=images_per_shard,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import RecipeError, but_valid
 from .options import Overrides, RecipeName
 
 recipes_app = typer.Typer(
@@ -58,11 +59,9 @@ def list_recipes() -> None:
 @recipes_app.command()
 def show(recipe: RecipeName, overrides: Overrides = None) -> None:
     """Print a recipe with every key and the overrides applied."""
-    from ..errors import exit_on_user_error
     from ..schema.load import dump, load
 
-    with exit_on_user_error():
-        loaded = load(recipe, overrides or [])
+    loaded = load(recipe, overrides or [])
     print("\n".join(f"# {s}".rstrip() for s in (*loaded.head.splitlines(), *loaded.notices)))
     print(dump(loaded.recipe), end="")
 
@@ -94,7 +93,6 @@ def explain_keys(
     import shutil
     import textwrap
 
-    from ..errors import RecipeError, but_valid, exit_on_user_error
     from ..schema.keys import LENGTHS, all_keys, schema, sections
 
     if json_:
@@ -103,9 +101,8 @@ def explain_keys(
     shown = [key for key in all_keys() if section in (None, key.section, key.name)]
     if not shown:
         names = [*sections(), *(key.name for key in all_keys() if not key.section)]
-        with exit_on_user_error():
-            hint = but_valid(section or "", names)
-            raise RecipeError(f"unknown section {section!r}{hint}: {', '.join(sections())}")
+        hint = but_valid(section or "", names)
+        raise RecipeError(f"unknown section {section!r}{hint}: {', '.join(sections())}")
     width = min(shutil.get_terminal_size().columns, 100)
     filled = functools.partial(textwrap.fill, width=width)
     last = ""

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from ..errors import RecipeError
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Page to write: a name with .html."),
+        Path | None, typer.Option(metavar="FILE", help="Page to write: a name with .html.")
     ] = None,
 ) -> None:
     """Show a run, or compare several, on a page or in a picture.
@@ -31,48 +32,35 @@ def report(
     \b
       largebatch report runs/digits/* --out report.html
     """
-    from ..errors import RecipeError, exit_on_user_error
+    if out is None:
+        from ..report.picture import write_picture
+        from ..training.folder.outcome import begun_metrics
 
-    with exit_on_user_error():
-        if out is None:
-            from ..report.picture import write_picture
-            from ..training.folder.outcome import begun_metrics
-
-            if len(runs) > 1:
-                raise RecipeError("--out: missing for several runs; valid: --out report.html")
-            for note in begun_metrics(runs[0]).notes:
-                print(f"largebatch: warning: {note}", file=sys.stderr)
-            try:
-                print(write_picture(runs[0]))
-            except OSError as error:
-                raise RecipeError(
-                    f"RUN: {error.filename or runs[0]} cannot be written: {error.strerror}; valid: "
-                    "a folder that can be written, or --out for a page elsewhere"
-                ) from None
-            return
-        _write_page(runs, out)
-        print(out)
-
-
-def _write_page(folders: list[Path], out: Path) -> None:
-    """Write the page. One that is there already stays until it is replaced whole.
-
-    Raises:
-        RecipeError: The file cannot be written, or a folder holds no run.
-    """
-    from ..errors import RecipeError
+        if len(runs) > 1:
+            raise RecipeError("--out: missing for several runs; valid: --out report.html")
+        for note in begun_metrics(runs[0]).notes:
+            print(f"largebatch: warning: {note}", file=sys.stderr)
+        try:
+            print(write_picture(runs[0]))
+        except OSError as error:
+            raise RecipeError(
+                f"RUN: {error.filename or runs[0]} cannot be written: {error.strerror}; valid: "
+                "a folder that can be written, or --out for a page elsewhere"
+            ) from None
+        return
     from ..files import write_text
     from ..report.page import render
     from ..report.runs import read_runs
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out: cannot write {out}; valid: a name with .html")
-    text = render(*read_runs(folders))
+    page = render(*read_runs(runs))
     try:
-        # Where it is a link, the page that it leads to is replaced. A folder's name may be bytes
-        # that are no UTF-8.
-        write_text(out.resolve(), text.encode(errors="replace").decode())
+        # A page that is there stays until it is replaced whole; of a link, that which it leads to.
+        # A folder's name may be bytes that are no UTF-8.
+        write_text(out.resolve(), page.encode(errors="replace").decode())
     except OSError as error:
         raise RecipeError(
             f"--out: cannot write {out}: {error.strerror}; valid: a file in a folder that exists"
         ) from None
+    print(out)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...pipeline import printable
+from ..errors import RecipeError, but_valid
 
 if TYPE_CHECKING:
     from ..training.folder.outcome import Outcome
@@ -29,8 +30,7 @@ _UNKNOWN = "–"  # noqa: RUF001
 
 def runs(
     folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Folder that holds runs, at any depth."),
+        Path, typer.Argument(metavar="DIR", help="Folder that holds runs, at any depth.")
     ] = Path("runs"),
     sort: Annotated[
         str,
@@ -58,23 +58,21 @@ def runs(
     import json
     from dataclasses import asdict
 
-    from ..errors import RecipeError, but_valid, exit_on_user_error
     from ..training.folder.outcome import find_runs, outcome_of
 
-    with exit_on_user_error():
-        if sort not in SORTS:
-            known = list(SORTS)
-            raise RecipeError(
-                f"--sort: unknown key {sort!r}{but_valid(sort, known)}: {', '.join(known)}"
-            )
-        if not folder.is_dir():
-            raise RecipeError(f"DIR: no folder {folder}; valid: a folder that holds runs")
-        found = [outcome_of(path) for path in find_runs(folder)]
-        if not found and not json_:
-            raise RecipeError(
-                f"DIR: {folder} holds no run; valid: the folder of a run, which has a "
-                "metrics.jsonl, or one that holds some"
-            )
+    if sort not in SORTS:
+        known = list(SORTS)
+        raise RecipeError(
+            f"--sort: unknown key {sort!r}{but_valid(sort, known)}: {', '.join(known)}"
+        )
+    if not folder.is_dir():
+        raise RecipeError(f"DIR: no folder {folder}; valid: a folder that holds runs")
+    found = [outcome_of(path) for path in find_runs(folder)]
+    if not found and not json_:
+        raise RecipeError(
+            f"DIR: {folder} holds no run; valid: the folder of a run, which has a "
+            "metrics.jsonl, or one that holds some"
+        )
     found.sort(key=lambda run: sort_value(run, sort), reverse=reverse)
     if json_:
         runs_as_json = [{**asdict(run), "folder": str(run.folder)} for run in found]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import RecipeError
 from .options import Overrides, RecipeName
 
 
@@ -22,20 +23,16 @@ def schedule(
     --out plots it. The number of images is counted in the data folder if there is one, and else
     taken from data.train_images. A step is one update of the weights.
     """
-    from ..errors import RecipeError, exit_on_user_error
     from ..predict.schedule import draw, outline, print_summary
     from ..schema.load import load
 
-    with exit_on_user_error():
-        if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise RecipeError(f"--out: cannot write {out}; valid: a name with .png, .svg or .pdf")
-        if out is not None and not out.parent.is_dir():
-            raise RecipeError(
-                f"--out: no folder {out.parent} for {out.name}; valid: one that exists"
-            )
-        found = outline(load(recipe, overrides or []))
-        if out is not None:
-            draw(found, out)
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise RecipeError(f"--out: cannot write {out}; valid: a name with .png, .svg or .pdf")
+    if out is not None and not out.parent.is_dir():
+        raise RecipeError(f"--out: no folder {out.parent} for {out.name}; valid: one that exists")
+    found = outline(load(recipe, overrides or []))
+    if out is not None:
+        draw(found, out)
     print_summary(found)
     if out is not None:
         print(out)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import exit_on_user_error
 from .launch import torchrun
 from .options import Overrides, RecipeName
 
@@ -45,7 +46,6 @@ def train(
 
     With resume=true, a restarted rank continues from the newest checkpoint.
     """
-    from ..errors import exit_on_user_error
     from ..training.process import ending_in_one_line, going_on
 
     values = [*(overrides or []), *(["resume=true"] if resume else [])]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ... import __version__
+from ..errors import exit_on_user_error
 from .comm_simulate import comm_simulate
 from .comm_tune import comm_tune
 from .critical_batch import critical_batch
@@ -27,12 +28,21 @@ from .tune_lr import tune_lr
 # Commands import what they need when they run, so that help and completion do not load torch.
 
 
+class _Commands(typer.core.TyperGroup):
+    """All commands; a mistake of the user in any of them is one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with exit_on_user_error():
+            return super().invoke(ctx)
+
+
 def _group(help_text: str) -> typer.Typer:
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
 
 app = typer.Typer(
     name="largebatch",
+    cls=_Commands,
     help="Train ImageNet models at very large batch sizes.\n\n"
     "A first run, on two CPU cores in about two minutes:\n\n"
     "\b\n"

@@ -20,8 +20,6 @@ def tune_precision(
     for each layer the gradients and updates that FP16 would flush to zero. Gradients shrink during
     training: resume=PATH starts from a checkpoint.
     """
-    from ..errors import exit_on_user_error
     from ..tune import precision
 
-    with exit_on_user_error():
-        precision.tune_precision(recipe, overrides or [], steps)
+    precision.tune_precision(recipe, overrides or [], steps)

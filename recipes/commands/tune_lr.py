@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import RecipeError, is_reported_here
 from .launch import torchrun_again
 from .options import Overrides, RecipeName
 
@@ -67,7 +69,6 @@ def tune_lr(
           --rdzv-backend c10d --rdzv-endpoint HOST:PORT
           -m largebatch.recipes tune lr RECIPE [KEY=VALUE]... [OPTIONS]
     """
-    from ..errors import RecipeError, is_reported_here
     from ..launcher import is_first_of_machine
     from ..schema.load import load
     from ..train import check
@@ -91,7 +92,8 @@ def tune_lr(
 
             with joined(loaded.recipe) as job:
                 limit = 30.0 if minutes is None else minutes
-                found = Search(recipe, values, job, folder, span, limit, runs, _say).run()
+                say = partial(typer.echo, err=True)
+                found = Search(recipe, values, job, folder, span, limit, runs, say).run()
             if not job.is_main:
                 return
             written = [report.draw(found), *report.write(found)]
@@ -102,19 +104,8 @@ def tune_lr(
     torchrun_again(context, nproc)
 
 
-def _say(line: str) -> None:
-    """Show progress, apart from the result."""
-    typer.echo(line, err=True)
-
-
 def _range(text: str | None) -> tuple[float, float] | None:
-    """Parse LOW..HIGH.
-
-    Raises:
-        RecipeError: It is malformed.
-    """
-    from ..errors import RecipeError
-
+    """Parse LOW..HIGH."""
     if text is None:
         return None
     low, dots, high = text.partition("..")

@@ -10,7 +10,6 @@ import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .load import load
 from .names import recipe_names
@@ -28,6 +27,11 @@ class Entry:
     what: str  # in a few words
     reaches: str  # the accuracy that it should reach, as its head comment says
     is_trained_here: bool  # whether it reached that here, and not as others published it
+
+    @property
+    def family(self) -> str:
+        """Its name without the batch size."""
+        return self.name.rpartition("-b")[0] or self.name
 
     @property
     def is_imagenet(self) -> bool:
@@ -51,35 +55,21 @@ def entries() -> list[Entry]:
         is_trained_here = bool(reached and reached[1] == "Reaches ")
         found.append(Entry(name, loaded.recipe, what, reaches, is_trained_here))
 
-    def place(entry: Entry) -> tuple[bool, str, int, str]:
-        family = _family(entry.name)
-        return family != "resnet50", family, entry.recipe.batch_size, entry.name
+    def place(entry: Entry) -> tuple[bool, str, int, str]:  # MLPerf's reference points first
+        return entry.family != "resnet50", entry.family, entry.recipe.batch_size, entry.name
 
-    return sorted(found, key=place)  # MLPerf's reference points first
-
-
-class Family(NamedTuple):
-    """Recipes that differ in their batch sizes: their names, what they are, and their top-1."""
-
-    names: str
-    what: str
-    top1: str
+    return sorted(found, key=place)
 
 
-def families(found: Iterable[Entry]) -> list[Family]:
-    """One line for the recipes of each name but for the batch size, from small to large."""
+def families(found: Iterable[Entry]) -> list[tuple[str, str, str]]:
+    """Names, what they are and top-1 of recipes that differ in their batch, from small to large."""
     lines = []
-    for family, several in itertools.groupby(found, lambda entry: _family(entry.name)):
+    for family, several in itertools.groupby(found, lambda entry: entry.family):
         first, *others = several
         names = [first.name, *(entry.name.removeprefix(family) for entry in others)]
         reached = [e.top1 for e in (first, *others) if e.is_trained_here]
         top1 = reached[-1] if reached else "not measured yet"
         if len(reached) > 1:
             top1 = f"{reached[0].removesuffix(' %')} to {top1}"
-        lines.append(Family(", ".join(names), first.what, top1))
+        lines.append((", ".join(names), first.what, top1))
     return lines
-
-
-def _family(name: str) -> str:
-    """The name of a recipe without its batch size."""
-    return name.rpartition("-b")[0] or name

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field, field_serializer, model_validator
 
 from ...pipeline import (
     BACKENDS,
-    ERASING_MODES,
     IMAGENET_MEAN,
     IMAGENET_STD,
     INTERPOLATIONS,
@@ -96,9 +95,7 @@ class Data(Section):
     """Operations on training images, not with DALI: RandAugment in timm's notation, such as
     rand-m7-mstd0.5-inc1; ta_wide, TrivialAugmentWide; 3_augment, that of DeiT III."""
     erasing: Share = 0.0
-    """Probability that a rectangle of a training image is erased."""
-    erasing_mode: one_of(*ERASING_MODES) = "const"  # type: ignore[valid-type]
-    """What an erased rectangle becomes. const: the mean colour; pixel: noise."""
+    """Probability that a rectangle of a training image is erased: set to the mean colour."""
     repeats: PositiveInt = 1
     """Times that an image is shown in a row, each augmented on its own. An epoch keeps its length,
     and so shows 1 / repeats of the images, others in each epoch."""

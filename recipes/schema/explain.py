@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, get_args
-
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ...pipeline import without_secrets
 from ..errors import did_you_mean, suggested
-from .recipe import Recipe
+from .keys import EXTENDS, all_keys
 from .types import SECTION_CHECK
 
 #: Larger sections are not listed in messages.
@@ -44,13 +41,7 @@ def _explain(error: ValidationError) -> str:
     where = [str(part) for part in first["loc"]]
     key = ".".join(where)
     if first["type"] == "extra_forbidden":
-        section = _section(where[:-1])
-        valid = [field.alias or name for name, field in section.model_fields.items()]
-        hint = _hint(key, [".".join([*where[:-1], name]) for name in valid])
-        listed = ", ".join(valid)
-        if len(valid) > _MOST_LISTED:
-            listed = " ".join(["those of `largebatch recipes keys", *where[:-1][:1]]) + "`"
-        return f"unknown key {key!r}{f'{hint} Valid' if hint else '; valid'}: {listed}"
+        return _unknown(*where)
     if first["type"] == "missing":
         return f"{key}: missing; it has no default"
     message = first["msg"].removeprefix("Value error, ")
@@ -62,31 +53,24 @@ def _explain(error: ValidationError) -> str:
     return f"{key}: {message[0].lower()}{message[1:]}{given}"
 
 
-def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Full names of a section's keys, as overrides give them: ``optimizer.lr``."""
-    for name, field in section.model_fields.items():
-        key, inner = prefix + (field.alias or name), field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from keys_of(inner, f"{key}.")
-        else:
-            yield key
+def _unknown(*where: str) -> str:
+    """Name an unknown key, those that it may be meant for, and those of its section.
 
-
-def _hint(key: str, siblings: list[str]) -> str:
-    """``"; did you mean 'optimizer.lr'?"`` for ``lr``, ``optimzer.lr`` or ``optimizer.lrr``."""
-    known = list(keys_of(Recipe))
-    last = key.rpartition(".")[2]
-    if last in _SYNONYMS:
-        return suggested([_SYNONYMS[last]])
-    same = [name for name in known if name.rpartition(".")[2] == last]
-    return suggested(same[:5]) or did_you_mean(key, siblings) or did_you_mean(key, known)
-
-
-def _section(where: list[str]) -> type[BaseModel]:
-    """The section at a place in a recipe."""
-    section: Any = Recipe
-    for part in where:
-        if not part.isdigit():  # a position in a list of sections
-            annotation: Any = section.model_fields[part].annotation
-            section = next(iter(get_args(annotation)), annotation)
-    return section  # type: ignore[no-any-return]
+    With ``"; did you mean 'optimizer.lr'?"`` for ``lr``, ``optimzer.lr`` or ``optimizer.lrr``.
+    """
+    *parents, last = where
+    key = ".".join(where)
+    section = "".join(f"{part}." for part in parents if not part.isdigit())  # without positions
+    known = [each.name for each in all_keys() if each.name != EXTENDS]
+    inner = (name.replace("[]", "") for name in known)
+    inner = (name.removeprefix(section) for name in inner if name.startswith(section))
+    valid = list(dict.fromkeys(name.partition(".")[0] for name in inner))
+    single = [name for name in known if "[]" not in name]
+    same = [name for name in single if name.rpartition(".")[2] == last]
+    siblings = [".".join([*parents, name]) for name in valid]
+    meant = [_SYNONYMS[last]] if last in _SYNONYMS else same[:5]
+    hint = suggested(meant) or did_you_mean(key, siblings) or did_you_mean(key, single)
+    listed = ", ".join(valid)
+    if len(valid) > _MOST_LISTED:
+        listed = " ".join(["those of `largebatch recipes keys", *parents[:1]]) + "`"
+    return f"unknown key {key!r}{f'{hint} Valid' if hint else '; valid'}: {listed}"

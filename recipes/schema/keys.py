@@ -25,6 +25,8 @@ LENGTHS = (
     "(`0.1dur`)."
 )
 
+#: The key of a file that is none of the recipe.
+EXTENDS = "extends"
 _EXTENDS = {
     "anyOf": [{"type": "string"}, {"type": "null"}],
     "default": None,
@@ -66,7 +68,7 @@ def schema() -> dict[str, Any]:
         for key in section["properties"].values():
             if "description" in key:  # of several lines, as in the source
                 key["description"] = " ".join(key["description"].split())
-    content["properties"] = {"extends": _EXTENDS, **content["properties"]}
+    content["properties"] = {EXTENDS: _EXTENDS, **content["properties"]}
     return content
 
 

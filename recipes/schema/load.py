@@ -254,11 +254,6 @@ def _head(path: Path) -> str:
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
 
 
-def default_run_dir(name: str, started: str) -> Path:
-    """``runs/<recipe>/<date and time>``."""
-    return Path("runs") / name / started
-
-
 def latest_run(name: str) -> Path | None:
     """The newest run of a recipe in its default folder, None if there is none."""
     folder = Path("runs") / name
@@ -281,10 +276,9 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 
 
 #: The keys without a default, and a source that needs no path.
-_LEAST = {
-    **{"model": {"name": ""}, "data": {"source": "synthetic"}, "optimizer": {"lr": 1.0}},
-    **{"batch_size": 1, "epochs": 1.0},
-}
+_LEAST = yaml.safe_load(
+    "{model: {name: ''}, data: {source: synthetic}, optimizer: {lr: 1}, batch_size: 1, epochs: 1}"
+)
 
 
 def with_defaults(old: dict[str, Any]) -> dict[str, Any]:

@@ -142,7 +142,6 @@ _APPLIES_TO = {
     "power": ("polynomial",),
     "end": ("polynomial", "cosine"),
     "milestones": ("step",),
-    "factor": ("step",),
 }
 
 
@@ -167,9 +166,7 @@ class Schedule(Section):
     end: NotNegative = 0.0
     """Polynomial and cosine: learning rate at the end of the decay."""
     milestones: tuple[Length, ...] = ()
-    """Step only: where the learning rate drops, counted from the start of the run."""
-    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Step only: what the learning rate is multiplied by at each milestone."""
+    """Step only: where the learning rate falls to a tenth, counted from the start of the run."""
 
     @model_validator(mode="after")
     def _check(self) -> Schedule:

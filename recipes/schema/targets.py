@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .types import Float, NotNegative, PositiveInt, Section, Share, wrong
+from .types import Float, NotNegative, PositiveInt, Section, wrong
 
 
 class Mixing(Section):
@@ -20,11 +20,8 @@ class Mixing(Section):
     (Zhang et al. 2017); 0: no mixup."""
     cutmix: NotNegative = 0.0
     """Alpha of the Beta(alpha, alpha) distribution from which CutMix draws the share of an image
-    outside of the box that it takes from another (Yun et al. 2019); 0: no CutMix."""
-    prob: Share = 1.0
-    """Probability that a group is mixed."""
-    switch_prob: Share = 0.5
-    """Probability of CutMix in place of mixup, where both are on."""
+    outside of the box that it takes from another (Yun et al. 2019); 0: no CutMix. With mixup, half
+    of the groups have either."""
     group: PositiveInt = 32
     """Number of consecutive images, even, whose halves are mixed with one another, with one weight
     or one box; a divisor of every micro-batch. Every number of ranks then mixes the same images.
@@ -33,7 +30,7 @@ class Mixing(Section):
     @property
     def is_on(self) -> bool:
         """Whether any image can be mixed."""
-        return self.prob > 0 and (self.mixup > 0 or self.cutmix > 0)
+        return self.mixup > 0 or self.cutmix > 0
 
     @model_validator(mode="after")
     def _check(self) -> Mixing:

@@ -129,7 +129,6 @@ def transform_of(recipe: Recipe, *, training: bool) -> Transform:
         interpolation=data.train_interpolation if training else data.eval_interpolation,
         auto_augment=data.auto_augment if training else None,
         erasing=data.erasing if training else 0.0,
-        erasing_mode=data.erasing_mode,
         mean=data.mean,
         std=data.std,
     )

@@ -8,12 +8,11 @@ Images are mixed on the device, as a function of the seed and the position in th
 stream of training images (:mod:`largebatch.pipeline.order`) falls into consecutive groups.
 In a group, image i of its first half is blended with image i of its second half, all with one
 weight or one box, as in a batch of timm's ``Mixup`` (mode ``batch``, with ``correct_lam``), which
-pairs the first image with the last: with probability ``prob`` it is mixed, then with
-``switch_prob`` by CutMix (Yun et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et al. 2017,
-arXiv:1710.09412). Partners are half a group apart, so that repeats of an image, which follow each
-other, are not mixed with one another. The draws of a group belong to its place in the stream, and a
-micro-batch holds whole groups. So any number of ranks, any accumulation and a resumed run mix the
-same images.
+pairs the first image with the last. Where both are on, half of the groups are mixed by CutMix (Yun
+et al. 2019, arXiv:1905.04899) in place of mixup (Zhang et al. 2017, arXiv:1710.09412). Partners are
+half a group apart, so that repeats of an image, which follow each other, are not mixed with one
+another. The draws of a group belong to its place in the stream, and a micro-batch holds whole
+groups. So any number of ranks, any accumulation and a resumed run mix the same images.
 
 The host draws, from raw bits of NumPy's Philox generator, and never waits for the device.
 """
@@ -30,7 +29,7 @@ from ...pipeline import Batch, Loader
 from ..schema.targets import Mixing
 
 _PURPOSE = 2**64 - 1  # of the key; the order and the crops of epoch e have 2 e and 2 e + 1
-_UNIFORMS = 8  # random numbers per group, of which 6 are used: two steps of the counter
+_UNIFORMS = 8  # random numbers per group, of which 5 are used: two steps of the counter
 _PHILOX_WORDS = 4  # 64-bit words per step of the generator's counter
 
 
@@ -116,11 +115,10 @@ def draws(
     bits.advance(first * _UNIFORMS // _PHILOX_WORDS)
     words = np.asarray(bits.random_raw(count * _UNIFORMS), dtype=np.uint64)
     uniforms = ((words >> np.uint64(11)) * 2.0**-53).reshape(count, _UNIFORMS).T
-    mixed = uniforms[0] < options.prob
-    switched = uniforms[1] < options.switch_prob if options.mixup else options.cutmix > 0
+    switched = uniforms[1] < 0.5 if options.mixup else options.cutmix > 0
     cut = np.broadcast_to(switched if options.cutmix else False, count)
     alpha = np.where(cut, options.cutmix or 1.0, options.mixup or 1.0)
-    own = np.where(mixed, _beta(alpha, uniforms[2], uniforms[3]), 1.0)
+    own = _beta(alpha, uniforms[2], uniforms[3])
     # As timm: a box of int(side x sqrt(1 - weight)) pixels around any pixel, within the image.
     edges = []
     for size, uniform in ((height, uniforms[4]), (width, uniforms[5])):

@@ -229,7 +229,7 @@ def learning_rates(recipe: Recipe, timeline: Timeline) -> LearningRates:
     elif section.name == "step":
         milestones = _milestones(section, timeline)
         falls = [timeline.progress(m) - begins for m in milestones]
-        then = step_decay(peak, falls, factor=section.factor)
+        then = step_decay(peak, falls)
     else:
         decay_steps = total_steps - rise if section.decay is None else _decay(section, timeline)
         # At least 1, so that a warm-up over the whole run still has a peak to rise to.
@@ -288,7 +288,7 @@ def schedule_in_words(recipe: Recipe, rates: LearningRates, timeline: Timeline) 
         parts = [f"{section.warmup_shape} warm-up{start} to {peak} in {length}"]
     if section.name == "step":
         epochs = [f"{timeline.epoch(step):.4g}" for step in rates.milestones]
-        parts.append(f"times {section.factor:g} at epoch {folded(epochs, 30)}")
+        parts.append(f"times 0.1 at epoch {folded(epochs, 30)}")
     elif section.name == "constant":
         parts.append("then constant")
     else:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from ...errors import RecipeError
 from ...ranks import Job
-from ...schema.load import Loaded, default_run_dir, latest_run
+from ...schema.load import Loaded, latest_run
 from . import checkpoint
 from .names import CHECKPOINTS
 from .outcome import has_metrics
@@ -60,7 +60,7 @@ def run_place(loaded: Loaded, started: str) -> RunPlace:
     """Return a run's folder, and the checkpoint to resume from if there is one, verified."""
     wanted, run_dir = loaded.recipe.resume.from_, loaded.recipe.run_dir
     found = latest_run(loaded.name) if wanted == "latest" and not run_dir else None
-    folder = Path(run_dir) if run_dir else found or default_run_dir(loaded.name, started)
+    folder = Path(run_dir or found or Path("runs") / loaded.name / started)
     if wanted == "latest":
         path, state, damaged = checkpoint.newest_intact(folder / CHECKPOINTS)
         resuming = f"resuming from {path.name} instead" if path else ""

@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
 from largebatch.recipes.commands.tree import app
 from largebatch.recipes.schema.keys import all_keys, schema
 from largebatch.recipes.schema.names import recipe_names
-from tests.conftest import write_images
 from tests.recipes.runs import BASE
 
 ROOT = Path(__file__).parents[3]
@@ -36,23 +34,6 @@ def command(*arguments, module="largebatch.recipes", cwd=None, timeout=300, **en
         text=True,
         timeout=timeout,
     )
-
-
-def commands(command, words=()):
-    """The words of a command and of all commands below it."""
-    yield words
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*words, name))
-
-
-@pytest.mark.parametrize("words", [*commands(typer.main.get_command(app))], ids=" ".join)
-def test_every_command_has_help(words):
-    result = run(*words, "--help")
-    assert result.exit_code == 0
-    assert result.output.startswith("Usage: largebatch")
-    lines = result.output.splitlines()
-    assert lines[2].strip().endswith((".", "[OPTIONS]")), lines[2]
-    assert max(map(len, lines)) <= 80
 
 
 def listed(output):
@@ -148,73 +129,11 @@ def test_the_loss_scale_to_use_is_printed(photos, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []  # nothing of the run is kept
 
 
-@pytest.fixture
-def empty_class(tmp_path):
-    write_images(tmp_path / "data" / "train", {"a": 2})
-    (tmp_path / "data" / "train" / "b").mkdir()
-    return tmp_path / "data"
-
-
 def test_the_version_and_the_schema_for_editors_are_printed():
     from largebatch import __version__
 
     assert run("--version").output == f"largebatch {__version__}\n"
     assert json.loads(run("recipes", "keys", "--json").output) == schema()
-
-
-BAD = {
-    "unknown key": (["train", "digits", "optimzer.lr=3"], "did you mean 'optimizer'"),
-    "unknown section of keys": (
-        ["recipes", "keys", "optimiser"],
-        "unknown section 'optimiser'; did you mean 'optimizer'? Valid: model, data, ",
-    ),
-    "unknown recipe": (["train", "digit"], "did you mean 'digits'? Valid: those of "),
-    "batch that does not divide on the ranks": (
-        ["train", "digits", "--nproc", "2", "data.path={photos}", "batch_size=129",
-         "micro_batch_size=43"],
-        "batch_size: 129 does not divide into micro-batches of 43 on 2 ranks",
-    ),
-    "missing data": (["train", "digits", "data.path=nowhere/digits"], "no folder nowhere/digits"),
-    "empty class": (["train", "digits", "data.path={empty_class}"], "train/b has no images"),
-    "no validation": (
-        ["train", "digits", "data.path={photos}/train"],
-        "data.path: {photos}/train has no val/ to evaluate on; valid: ",
-    ),
-    "no GPU": (["train", "digits", "device=cuda"], "has no CUDA GPU; valid: device=cpu"),
-    "schedule of no length": (
-        ["schedule", "digits", "epochs=0.01"],
-        "epochs: 0.01 is less than one step",
-    ),
-    "schedule that does not fit": (
-        ["schedule", "digits", "data.path=nowhere", "schedule.warmup=30ep"],
-        "schedule.warmup: 30ep (168 steps) is longer than the run, 20 epochs (112 steps)",
-    ),
-    "picture of no kind": (
-        ["schedule", "digits", "data.path=nowhere", "--out", "{photos}/schedule.what"],
-        "schedule.what; valid: a name with .png, .svg or .pdf",
-    ),
-    "picture in no folder": (
-        ["schedule", "digits", "data.path=nowhere", "--out", "nowhere/schedule.png"],
-        "--out: no folder nowhere for schedule.png; valid: one that exists",
-    ),
-    "loss scale of a run's newest checkpoint": (
-        ["tune", "precision", "digits", "data.path={photos}", "resume=true"],
-        "resume: true takes the newest checkpoint of a run folder; valid here: resume=PATH",
-    ),
-    "no run": (["report", "nowhere"], "RUN: nowhere is no folder; valid: a run's folder"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(name, photos, empty_class, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    words, message = BAD[name]
-    result = run(*(word.format(photos=photos, empty_class=empty_class) for word in words))
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("largebatch: error: ")
-    assert message.format(photos=photos) in result.stderr
-    assert result.stdout == ""
 
 
 def test_a_run_that_diverges_ends_with_one_line_and_exit_code_1(photos, tmp_path):

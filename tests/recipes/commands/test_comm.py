@@ -141,34 +141,6 @@ def test_links_that_were_fitted():
     assert found["nccl"] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "--measured: missing; valid: such as 256:2470 for 2,470 images/s of one GPU with 256"),
-        (("--gpu", "p4"), "--gpu: unknown GPU 'p4'; did you mean 'p40'?; valid: p40, p100"),
-        (("--gpu", "p40", "--gpus", "1"), "--gpus: 1 needs no all-reduce; valid: 2 or more"),
-        (("--gpu", "p40", "--gpus", "100"), "--gpus: 100 GPUs do not fill nodes of 8; valid: a m"),
-        (("--gpu", "p40", "model.name=resnet18"), "of p40 is for resnet50 at 224 pixels only"),
-        (("--gpu", "p40", "--links", "pcie3"), "--links: 'pcie3' has no known link"),
-        (("--gpu", "p40", "--links", "pcie3+edrx"), "between nodes; did you mean 'edr'?"),
-        (("--measured", "128:9"), "--links: missing; valid: INTRA+INTER, such as nvlink4+ndr-x8"),
-        (("--measured", "2470"), "--measured: '2470': no throughput; valid: [GPUSx]IMAGES:RATE"),
-        (("--measured", "0x64:9"), "--measured: '0x64:9': a 0; valid: [GPUSx]IMAGES:RATE"),
-        (("--measured", "64:9ms,64:9ms"), "images: 64 twice; valid: [GPUSx]IMAGES:RATE"),
-        (("--measured", "64:9,8x96:99"), "not one or two throughputs of the same GPUs; valid: ["),
-        (("--gpu", "a100", "--measured", "8:9000"), "is no part of a step of 0.000888"),
-        (("--gpu", "p40", "--plan", "none.json"), "plan none.json: No such file"),
-        (("--gpu", "p40", "--fitted", "none.json"), "--fitted: none.json: No such file"),
-        (("--gpu", "p40", "micro_batch_size=null"), "--images-per-gpu: missing, and the recipe"),
-    ],
-)
-def test_a_mistake_is_reported_in_one_line(options, message, capsys):
-    result = run(*SIMULATE, *options)
-    assert result.exit_code == 2
-    assert message in result.output
-    assert len(result.output.strip().splitlines()) == 1
-
-
 @pytest.mark.slow("measures on two processes")
 def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     result = command(
@@ -193,33 +165,6 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     dtypes = {(m.rule.wire_dtype, m.rule.sum_dtype) for m in tuned.measurements}
     assert dtypes == {(None, None), ("bf16", "fp32")}
     assert Image.open(folder / "plan.png").size[0] > 500
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "--nproc: missing; valid: a number of processes, or use torchrun"),
-        (("--nproc", "2", "--wire", "fp8"), "--wire: unknown dtype 'fp8'; valid: fp16, bf16"),
-        (
-            ("--nproc", "2", "--wire", "fp16", "--sum-dtype", "fp64"),
-            "--sum-dtype: unknown dtype 'fp64'; valid: fp32",
-        ),
-        (("--nproc", "2", "--sum-dtype", "fp32"), "--sum-dtype: nothing is sent in half precision"),
-        (("--nproc", "2", "--out", "plan.txt"), "--out: cannot write a plan to plan.txt; valid"),
-        (("--nproc", "2", "--recipe", "digits"), "--recipe: must be given together with --images"),
-        *(
-            (
-                ("--nproc", "2", "--recipe", "digits", "--images-per-second", rate),
-                "'--images-per-second'",
-            )
-            for rate in ("0", "-5")
-        ),
-    ],
-)
-def test_a_mistake_is_reported_before_anything_is_measured(options, message):
-    result = run("comm", "tune", "--out", "plan.json", *options)
-    assert result.exit_code == 2
-    assert message in result.output
 
 
 @pytest.mark.slow("starts two processes")

@@ -60,21 +60,3 @@ def test_a_short_estimate_by_the_trainer(critical_batch, monkeypatch, folder):
     ]
     again = critical_batch(*options)
     assert (again.stdout, again.stderr) == (result.stdout, "")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--batches", "8,x"], "--batches: '8,x' is not a list of whole numbers; valid: such as"),
-        (["--batches", "4,64"], "--batches: 64 is not possible with 40 training images; valid:"),
-        (["--rule", "cubic"], "--rule: unknown: 'cubic'; valid: linear, sqrt"),
-        (["--epochs", "1", "--batches", "4,8"], "--epochs: 1 are too few for a batch of 8, which "),
-        (["data.holdout=53"], "data.holdout: 53 of 53 training images leaves none to train on"),
-        (["--nproc", "3"], "batch_size"),
-    ],
-)
-def test_mistakes_are_answered_in_one_line(critical_batch, options, message):
-    result = critical_batch(*options)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"largebatch: error: {message}"), result.stderr
-    assert result.stderr.count("\n") == 1

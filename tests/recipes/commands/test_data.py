@@ -88,46 +88,6 @@ def test_archives_are_taken_by_their_options(photos, tmp_path):
     assert result.stdout == f"{tmp_path}/out: 53 images in train, 23 images in val\n"
 
 
-FOLDER = ("prepare", "folder", "--out", "{tmp}/x", "{photos}")
-BAD = {
-    "data set": (("prepare", "mnist"), "'mnist'; valid: digits, cifar10, imagenet, folder"),
-    "format": ((*FOLDER, "--format", "zip"), "unknown format 'zip'; valid: folder, webdataset"),
-    "no images": ((*FOLDER, "--images-per-shard", "0"), "images_per_shard: 0 is too small; valid:"),
-    "no folder": (FOLDER[:-1], "SRC: missing; valid: a folder of your images"),
-    "folder of digits": (("prepare", "digits", *FOLDER[2:]), "SRC: not for digits; valid for fol"),
-    "option of another": (
-        (*FOLDER, "--allow-partial"),
-        "--allow-partial: not for folder; valid for cifar10 and imagenet",
-    ),
-    "nothing to do": (
-        FOLDER,
-        "the output would be the same folders; valid: --split, --format or --resize",
-    ),
-    "no train archive": (
-        ("prepare", "imagenet", "--out", "{tmp}/x"),
-        "--train-archive is missing: download ILSVRC2012_img_train.tar, 138 GB, from https://",
-    ),
-    "no archive": (
-        ("prepare", "cifar10", "--out", "{tmp}/x", "--archive", "nowhere.tar"),
-        "--archive: there is no file nowhere.tar: download cifar-10-python.tar.gz from",
-    ),
-    "no data": (("check", "{tmp}/nowhere"), "nowhere; valid: a data set, or its folder train or v"),
-    "workers": (("check", "{photos}", "--workers", "0"), "--workers: 0 is too small; valid: at"),
-    "json": (("check", "{photos}", "--json", "no/x.json"), "--json: there is no folder "),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
-def test_a_mistake_is_reported_in_one_line(photos, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    result = run(*(a.format(tmp=tmp_path, photos=photos) for a in arguments))
-    assert result.exit_code == 2
-    assert message.format(photos=photos) in result.output
-    assert result.output.startswith("largebatch: error: ")
-    assert len(result.output.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def shown(is_terminal, *progress):
     """What a bar leaves on the screen at the end of its work."""
     console = Console(force_terminal=is_terminal, width=120, record=True, file=io.StringIO())

@@ -209,19 +209,6 @@ def test_names_that_cannot_be_printed_are_shown_by_their_bytes(tmp_path):
     assert not any("\x1b" in line for line in lines([found], tmp_path, 80))
 
 
-def test_no_folder_no_run_and_an_unknown_key_are_refused(tmp_path):
-    for words, message in (
-        ([tmp_path / "nowhere"], "DIR: no folder "),
-        ([tmp_path], "holds no run; valid: the folder of a run, which has a metrics.jsonl"),
-        ([tmp_path, "--sort", "top-1"], "unknown key 'top-1'; did you mean 'top1'? Valid: run, "),
-    ):
-        result = run("runs", *words)
-        assert result.exit_code == 2
-        assert result.stdout == ""
-        assert result.stderr.count("\n") == 1
-        assert message in result.stderr
-
-
 # --- what the trainer records ----------------------------------------------------------------
 
 

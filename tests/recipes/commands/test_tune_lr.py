@@ -32,21 +32,3 @@ def test_a_search_ends_with_a_picture_and_a_recipe(photos, tmp_path):
     tuned = load(str(tmp_path / "study" / "recipe.yaml")).recipe
     assert (tuned.optimizer.lr, tuned.epochs) == (best["lr"], 1)
     assert tuned.data.holdout is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--lr", "2..1"], "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH"),
-        (["--lr", "2"], "--lr: '2' is not a range; valid: LOW..HIGH, such as 0.1..10"),
-        (["--lr", "a..b"], "--lr: 'a..b' is not a range; valid: LOW..HIGH, such as 0.1..10"),
-        (["--runs", "1", "--minutes", "1"], "--runs: cannot be combined with --minutes"),
-        (["--runs", "5"], "--runs: 5 is too little: the shortest trial takes about 1 runs, and"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(options, message, photos, tmp_path):
-    result = run("tune", "lr", *small(photos), *options, "--out", tmp_path / "study")
-    assert result.exit_code == 2
-    [line] = result.stderr.splitlines()
-    assert line.startswith(f"largebatch: error: {message}")
-    assert not (tmp_path / "study" / "recipe.yaml").exists()

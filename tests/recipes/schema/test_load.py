@@ -1,6 +1,8 @@
 """Recipes are found, extended, overridden and validated."""
 
 import json
+from functools import reduce
+from operator import getitem
 
 import pytest
 
@@ -110,29 +112,15 @@ def test_an_extended_recipe_is_next_to_the_recipe_or_in_the_package(folder, monk
 
 
 def test_overrides_are_typed_and_reach_into_sections():
-    recipe = load(
-        "digits",
-        [
-            "batch_size=512",
-            "optimizer.lr=1e-3",
-            "schedule.warmup=31ep",
-            "schedule.decay=0.5dur",
-            "log_every=7",
-            "data.crop_area=[0.1,0.9]",
-            "model.args.drop_rate=0.5",
-            "evaluate_every=null",
-            "resume=true",
-        ],
-    ).recipe
-    assert recipe.batch_size == 512
-    assert recipe.optimizer.lr == 1e-3
-    assert recipe.schedule.warmup == Span(31, "ep")
-    assert recipe.schedule.decay == Span(0.5, "dur")
-    assert recipe.log_every == Span(7, "")
-    assert recipe.data.crop_area == (0.1, 0.9)
-    assert recipe.model.args == {"drop_rate": 0.5}
-    assert recipe.evaluate_every is None
-    assert recipe.resume.from_ == "latest"
+    values = {
+        **{"batch_size": (512, 512), "optimizer.lr": ("1e-3", 1e-3), "log_every": ("7", 7)},
+        **{"schedule.warmup": ("31ep", "31ep"), "schedule.decay": ("0.50dur", "0.5dur")},
+        **{"data.crop_area": ("[0.1,0.9]", (0.1, 0.9)), "model.args.drop_rate": ("0.5", 0.5)},
+        "evaluate_every": ("null", None),
+    }
+    recipe = load("digits", [f"{key}={text}" for key, (text, _) in values.items()]).recipe
+    for key, (_, value) in values.items():
+        assert reduce(getitem, key.split("."), recipe.model_dump()) == value
 
 
 @pytest.mark.parametrize(
@@ -150,6 +138,7 @@ def test_resume_may_be_written_short(overrides, expected):
     assert (resume.from_, resume.reshard) == expected
 
 
+STEP = "schedule.name=step schedule.end=0"
 WRONG = {
     "optimizer.lrr=3": "unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'? Valid: those of "
     "`largebatch recipes keys optimizer`",
@@ -167,7 +156,6 @@ WRONG = {
     "schedule.warmup_shape=exponential": "schedule.start: an exponential warm-up cannot "
     "start at 0; valid: above 0",
     "schedule.milestones=[30ep]": "milestones: only for name step; valid with name polynomial: []",
-    "schedule.factor=0.5": "schedule.factor: only for name step; valid with name polynomial: 0.1",
     "schedule.name=constant": "schedule.end: only for name polynomial or cosine; valid with",
     "data.eval_resize=30": "data.eval_resize: 30 is smaller than the size of evaluated images; "
     "valid: at least 32",
@@ -188,38 +176,51 @@ WRONG = {
     "log_every=0": "log_every: must be longer than 0",
     "optimizer=null": "optimizer: input should be a valid dictionary or instance of Optimizer",
     "batch_size": "override 'batch_size' is malformed; valid: key=value",
+    # Numbers of YAML 1.1 only, and beyond 64 bits.
+    "batch_size=12:30:45": "batch_size: ",
+    "batch_size=010": "batch_size: ",
+    f"seed={10**30}": "seed: ",
+    # Values that do not go together.
+    "target_accuracy=99 evaluate_every=null": "target_accuracy: needs evaluate_every; valid",
+    "optimizer.nesterov=true optimizer.momentum=0": "optimizer.nesterov: needs momentum > 0",
+    STEP: "schedule.milestones: needed for name step; valid: such as",
+    **{
+        f"{STEP} schedule.milestones=[30ep,500] schedule.{key}": "only for name polynomial"
+        for key in ("decay=5ep", "power=3", "decay_from=start")
+    },
+    "schedule.warmup_shape=exponential schedule.start=0.1 optimizer.lr=0": "optimizer.lr: an "
+    "exponential warm-up needs a peak; valid: above 0",
+}
+LR_TOO = "scale: linear derives optimizer.lr, which cannot be set too; valid: scale=null, or no lr"
+NOT_SCALED = {
+    "batch_size=512 optimizer.lr=1 scale=linear": LR_TOO,
+    'scale=linear optimizer={"lr":1}': LR_TOO,
+    "scale=cubic": "recipe resnet50-sgd-b256: scale: input should be 'linear' or 'sqrt', not",
+    "scale=linear batch_size=many": "batch_size: input should be a valid int",
+    "scale=sqrt batch_size=0": "batch_size: input should be greater than 0",
+    "scale=linear batch_size=512 optimizer=null": "optimizer: input",
+    "scal=linear": "unknown key 'scal'; did you mean 'scale'?",
+    "scale=linear batch_size=80": "micro_batch_size: 32 does not divide batch_size 80; valid: a "
+    "divisor, such as 20",
+    "scale=linear batch_size=32 schedule.start=0.05": "scale: the scaled learning rate 0.0125 is "
+    "below schedule.start, 0.05, which is not scaled; valid: set schedule.start too",
+    'scale=linear batch_size=512 stages=[{"from":"3ep","batch_size":1024,"lr":"keep"}]': "scale: "
+    "cannot be combined with stages that set batch_size; valid: stages=[], or",
 }
 
 
-@pytest.mark.parametrize("override", WRONG)
-def test_a_mistake_is_named_in_one_line(override):
-    with pytest.raises(RecipeError) as error:
-        load("digits", [override])
-    assert WRONG[override] in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-STEP = ["schedule.name=step", "schedule.end=0"]
-TOGETHER = (
-    (["target_accuracy=99", "evaluate_every=null"], "target_accuracy: needs evaluate_every; valid"),
-    (["optimizer.nesterov=true", "optimizer.momentum=0"], "optimizer.nesterov: needs momentum > 0"),
-    (STEP, "schedule.milestones: needed for name step; valid: such as"),
-    *(
-        ([*STEP, "schedule.milestones=[30ep,500]", f"schedule.{key}"], "only for name polynomial")
-        for key in ("decay=5ep", "power=3", "decay_from=start")
-    ),
-    (
-        ["schedule.warmup_shape=exponential", "schedule.start=0.1", "optimizer.lr=0"],
-        "optimizer.lr: an exponential warm-up needs a peak; valid: above 0",
-    ),
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        *(("digits", *case) for case in WRONG.items()),
+        *(("resnet50-sgd-b256", *case) for case in NOT_SCALED.items()),
+    ],
 )
-
-
-@pytest.mark.parametrize(("overrides", "message"), TOGETHER)
-def test_values_that_do_not_go_together_are_refused(overrides, message):
+def test_a_mistake_is_named_in_one_line(name, overrides, message):
     with pytest.raises(RecipeError) as error:
-        load("digits", overrides)
+        load(name, overrides.split())
     assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_date_is_text(folder):
@@ -231,7 +232,7 @@ def test_a_date_is_text(folder):
 
 def test_a_length_is_formatted_as_it_was_parsed(folder):
     milestones = "schedule.milestones=[30ep,500,0.9dur]"
-    keys = ["schedule.warmup=12.3456789ep", *STEP, milestones]
+    keys = ["schedule.warmup=12.3456789ep", *STEP.split(), milestones]
     recipe = load(str(folder / "base.yaml"), keys).recipe
     assert recipe.schedule.milestones == (Span(30, "ep"), Span(500, ""), Span(0.9, "dur"))
     (folder / "again.yaml").write_text(dump(recipe))

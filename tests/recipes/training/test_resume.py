@@ -41,7 +41,7 @@ KEPT = {
     "muon": ["precision=bf16-master", "optimizer.name=muon"],
     "average-and-mixing": [
         *("ema.decay=0.6", "precision=bf16-master", "stages=[{from: 1ep, image_size: 24}]"),
-        *("mixing.mixup=0.2", "mixing.cutmix=1", "mixing.prob=0.9", "mixing.group=4"),
+        *("mixing.mixup=0.2", "mixing.cutmix=1", "mixing.group=4"),
         *("loss.name=binary-cross-entropy", "loss.threshold=0.2", "loss.sum_classes=true"),
     ],
     "fixed-layer": [*AIRBENCH, "optimizer.weight_decay=0.1"],

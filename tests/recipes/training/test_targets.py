@@ -13,6 +13,7 @@ from scipy import stats
 from timm.data import mixup as timms
 from timm.loss import BinaryCrossEntropy
 
+from largebatch.pipeline import ImageFolder, Loader, Stage, Transform
 from largebatch.pipeline.order import Stream
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
@@ -79,7 +80,7 @@ def test_binary_cross_entropy_is_timms(smoothing, threshold, sum_classes, own):
 
 # --- mixing ------------------------------------------------------------------------------------
 
-BOTH = Mixing(mixup=0.4, cutmix=1.0, prob=0.8, group=8)
+BOTH = Mixing(mixup=0.4, cutmix=1.0, group=8)
 
 
 def mixer(options, position=0, seed=0, classes=10):
@@ -103,7 +104,7 @@ def test_each_group_is_mixed_as_a_batch_of_timm_with_the_same_draws(dtype, form,
         top, bottom, left, right = (int(edge) for edge in drawn[:4])
         inside, own = (float(weight) for weight in drawn[4:])
         whole = (bottom - top, right - left) == (20, 28)
-        kinds.add("cutmix" if not whole else "mixup" if inside < 1 else "none")
+        kinds.add("mixup" if whole else "cutmix")
         timm = timms.Mixup(0.4, 1.0, label_smoothing=0, num_classes=10)
         lam = inside if whole else 0.5
         monkeypatch.setattr(timm, "_params_per_batch", lambda lam=lam, cut=not whole: (lam, cut))
@@ -114,7 +115,7 @@ def test_each_group_is_mixed_as_a_batch_of_timm_with_the_same_draws(dtype, form,
         rounding = 1e-6 if dtype == torch.float32 else 5e-3
         torch.testing.assert_close(found[part].float(), image, rtol=0, atol=rounding)
         torch.testing.assert_close(targets[part], target)
-    assert kinds == {"cutmix", "mixup", "none"}
+    assert kinds == {"cutmix", "mixup"}
 
 
 @settings(max_examples=20)
@@ -158,10 +159,8 @@ def test_boxes_have_their_weights_and_any_width_and_the_rules_their_shares():
     assert own == pytest.approx(1 - (bottom - top) * (right - left) / 224**2, abs=1e-6)
     clear = (left > 0) & (right < 224)  # of any width, as in timm; torchvision's are even
     assert np.mean((right - left)[clear] % 2) == pytest.approx(0.5, abs=0.02)
-    both = drawn(mixup=1.0, prob=0.7, switch_prob=0.3)
-    boxed = both[4] == 0
-    assert boxed.mean() == pytest.approx(0.3, abs=0.01)
-    assert np.mean(both[5][~boxed] == 1) == pytest.approx(0.3, abs=0.01)
+    both = drawn(mixup=1.0)
+    assert np.mean(both[4] == 0) == pytest.approx(0.5, abs=0.01)
 
 
 def test_draws_stay_the_same():
@@ -188,7 +187,28 @@ def test_positions_are_mixed_alike_on_any_ranks(world_size, micro, seed):
             assert all(torch.equal(a, b[part]) for a, b in zip(found, whole, strict=True))
 
 
-MIXED = ["mixing.mixup=0.2", "mixing.cutmix=1", "mixing.prob=0.9", "mixing.switch_prob=0.4"]
+def delivered(root, world_size, rank, micro, resumed=False):
+    """What a loader says of where its batches begin, with their labels, and across a stage."""
+    loader = Loader(
+        ImageFolder(root, "train"), Transform(image_size=16), batch_size=24, rank=rank,
+        micro_batch_size=micro, world_size=world_size, epochs=2, backend="torchvision", threads=1,
+        stages=[Stage(1, batch_size=48, micro_batch_size=2 * micro)],
+    )  # fmt: skip
+    if resumed:
+        loader.load_state_dict({**loader.state_dict(), "position": 24})
+    return {loader.batch_position + i: y for batch in loader for i, y in enumerate(batch.labels)}
+
+
+def test_a_loader_says_where_its_batches_begin(photos):
+    whole = delivered(photos, 1, 0, 24)
+    assert sorted(whole) == [*range(96)]
+    assert delivered(photos, 1, 0, 4, resumed=True) == {k: whole[k] for k in range(24, 96)}
+    ranks = [delivered(photos, 2, rank, 4) for rank in (0, 1)]
+    assert ranks[0] | ranks[1] == whole
+    assert not ranks[0].keys() & ranks[1].keys()
+
+
+MIXED = ["mixing.mixup=0.2", "mixing.cutmix=1"]
 
 
 def in_double(root, folder, *keys):
@@ -205,7 +225,8 @@ def test_accumulation_and_ranks_make_the_updates_of_one_batch(photos, tmp_path):
     assert largest_difference(parts, at_once) < ROUNDING
     two = run_ranks(2, in_double, photos, tmp_path / "2", *keys, "micro_batch_size=4")
     assert largest_difference(two[0], at_once) < ROUNDING
-    plain = in_double(photos, tmp_path / "plain", *keys, "mixing.prob=0", "micro_batch_size=16")
+    keys += ["mixing.mixup=0", "mixing.cutmix=0", "micro_batch_size=16"]
+    plain = in_double(photos, tmp_path / "plain", *keys)
     assert largest_difference(plain, at_once) > 1e-3
 
 
@@ -229,7 +250,6 @@ def test_training_accuracy_is_against_the_label_of_the_larger_weight():
             )
             for batch, key, micro in ((48, 24, 24), (64, "null", 16))
         ),
-        (["mixing.prob=1.5"], "mixing.prob: input should be less than or equal to 1"),
         (["loss.threshold=0.2"], "loss.threshold: only for name binary-cross-entropy; valid with"),
         (["loss.name=mse"], "loss.name: "),
     ],
