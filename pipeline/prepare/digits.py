@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 
 import numpy as np
 
+from ..decode.pillow import encode
 from ..errors import DataError
 from ..progress import ProgressCallback, silent
 from .images import Images
@@ -45,9 +45,7 @@ def prepare_digits(
             grey = np.round(digits.images[numbers[number]] * (255 / 16)).astype(np.uint8)
             size = (grey.shape[1] * _SCALE, grey.shape[0] * _SCALE)
             large = Image.fromarray(grey).resize(size, Image.Resampling.BICUBIC)
-            encoded = io.BytesIO()
-            large.save(encoded, "JPEG", quality=_QUALITY)
-            return encoded.getvalue()
+            return encode(large, "JPEG", quality=_QUALITY)
 
         numbers = sorted(numbers, key=lambda i: (digits.target[i], i))
         return Images(
