@@ -22,6 +22,8 @@ versions of NumPy (NEP 19), while its distributions may change.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,12 +54,12 @@ def uniforms(
     columns, purpose = (FURTHER, _FURTHER) if further else (UNIFORMS, _AUGMENT)
     bits = _philox(seed, epoch, purpose)
     bits.advance(first * columns // _PHILOX_WORDS)
-    words = np.asarray(bits.random_raw(count * columns), dtype=np.uint64)
-    return _fractions(words).reshape(count, columns)
+    return _fractions(bits, count * columns).reshape(count, columns)
 
 
-def _fractions(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) from the upper 53 of 64 random bits."""
+def _fractions(bits: np.random.Philox, count: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1), each from the upper 53 of 64 random bits."""
+    words = np.asarray(bits.random_raw(count), dtype=np.uint64)
     return np.asarray((words >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
 
@@ -91,7 +93,6 @@ class Stream:
         self._alternating = alternating
         self._further = further
         self._repeats = repeats
-        self._own: NDArray[np.float64] | None = None
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def take(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -105,7 +106,7 @@ class Stream:
             at, shown = np.split(shown, [length])
             drawn = uniforms(self._seed, epoch, first, length)
             if self._alternating is not None:
-                drawn[:, self._alternating] = (self._of_images()[at] + epoch % 2 / 2) % 1
+                drawn[:, self._alternating] = (self._of_images[at] + epoch % 2 / 2) % 1
             if self._further:
                 after = uniforms(self._seed, epoch, first, length, further=True)
                 drawn = np.concatenate([drawn, after], axis=1)
@@ -122,11 +123,9 @@ class Stream:
         ]
         return np.concatenate(parts)
 
+    @cached_property
     def _of_images(self) -> NDArray[np.float64]:
-        if self._own is None:
-            words = _philox(self._seed + _OF_IMAGES, 0, _AUGMENT).random_raw(self._images)
-            self._own = _fractions(np.asarray(words, dtype=np.uint64))
-        return self._own
+        return _fractions(_philox(self._seed + _OF_IMAGES, 0, _AUGMENT), self._images)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:

@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,6 @@ class Reader:
         self._training = training
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         self._converted: set[int] = set()
         # The CRC-32 of each image that was verified, else -1; None unless images are verified.
         self._verified = np.full(len(source), -1, np.int64) if verify == "strict" else None
@@ -195,7 +195,7 @@ class Reader:
     def _read_in_threads(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read on several threads, since disks and servers serve many requests at once."""
         pieces = np.array_split(indices, max(1, min(_THREADS, len(indices))))
-        parts = self._threads().map(self.source.read, pieces)
+        parts = self._threads.map(self.source.read, pieces)
         return [content for part in parts for content in part]
 
     def _verify_in_threads(
@@ -218,12 +218,11 @@ class Reader:
                 verified[index] = checksum
             return content
 
-        return list(self._threads().map(check, indices.tolist(), contents))
+        return list(self._threads.map(check, indices.tolist(), contents))
 
+    @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="largebatch-read")
-        return self._pool
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="largebatch-read")
 
     def _substitute(
         self, indices: NDArray[np.int64], places: NDArray[np.int64]

@@ -42,8 +42,6 @@ _IGNORES_RANGES = (
     "the server ignores byte ranges (HTTP header Range) and sends whole files; valid: a server "
     "that supports them"
 )
-
-
 # A request about a file.
 _Call = tuple[str, Callable[[], Awaitable[_T]]]
 
