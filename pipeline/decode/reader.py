@@ -148,8 +148,7 @@ class Reader:
         sizes = np.ones((len(wanted), 2), dtype=np.int64)
         places = np.arange(len(wanted))
         while places.size:
-            if self._undecodable or self._unread:
-                places = self._substitute(indices, places)
+            places = self._substitute(indices, places)
             failed = []
             found = self._verify_in_threads(indices[places], self._read_again(indices[places]))
             for place, content in zip(places, found, strict=True):
@@ -228,18 +227,16 @@ class Reader:
         self, indices: NDArray[np.int64], places: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Substitute known unusable images in ``indices``; return the places to read."""
+        unusable = self._undecodable | self._unread
         if not self._training:
-            return np.array([p for p in places if not self._is_left_out(indices[p])], np.int64)
-        if self.left_out == len(self.source):
+            return places[[index not in unusable for index in indices[places].tolist()]]
+        if len(unusable) == len(self.source):
             example = " ".join(next(iter(self.skipped.items())))
             raise DataError(f"none of the {len(self.source)} images can be used: {example}")
         for place in places:
-            while self._is_left_out(indices[place]):
+            while int(indices[place]) in unusable:
                 indices[place] = (indices[place] + 1) % len(self.source)
         return places
-
-    def _is_left_out(self, index: np.int64) -> bool:
-        return int(index) in self._undecodable or int(index) in self._unread
 
     def _accept(self, index: int, content: Encoded | ValueError) -> tuple[Encoded, tuple[int, int]]:
         """Return the bytes to decode, and width and height; ValueError says why there are none."""
