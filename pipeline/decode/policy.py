@@ -109,7 +109,6 @@ class TrivialAugmentWide:
     fills_mean = False
 
     def steps(self, numbers: list[float]) -> list[Step]:
-        """Return the operation that the random numbers of an image stand for."""
         which, _, level, sign = numbers[:_PER_OPERATION]
         name = _WIDE[int(which * len(_WIDE))]
         return [(name, self.argument(name, int(level * 31), sign < 0.5))]
@@ -134,7 +133,6 @@ class ThreeAugment:
     fills_mean = False
 
     def steps(self, numbers: list[float]) -> list[Step]:
-        """Return the operations that the random numbers of an image stand for."""
         which, radius, order, *factors = numbers[:6]
         first = (("Grey", 0.0), ("Solarize", 128.0), ("Blur", 0.1 + 1.9 * radius))[int(which * 3)]
         jitter = [*permutations(("Brightness", "Contrast", "Color"))][int(order * 6)]

@@ -183,7 +183,6 @@ def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> 
 
 
 def _content(unit: _Unit, number: int, output: Output) -> tuple[str, bytes]:
-    """Return name and content of an image to be written."""
     images, name = unit.images, unit.names[number]
     content = images.read(number)
     if not has_image_signature(content):
