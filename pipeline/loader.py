@@ -15,7 +15,7 @@ from .. import __version__
 from .decode.backends import Backend, choose, default_prefetch, make
 from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
 from .decode.crops import FLIP, Transform
-from .decode.erasing import Erasing
+from .decode.erasing import erase
 from .decode.options import check_options
 from .decode.reader import Reader
 from .decode.synthetic import SyntheticBackend
@@ -296,8 +296,7 @@ class Loader:
         batches = self._decoder(prefetch(self._requests(self.reader), self.prefetch))
         if not (self.training and self.transform.erasing):
             return batches
-        erasing = Erasing(self.transform.erasing, self.transform.erasing_mode, self.device)
-        return map(erasing, batches)
+        return erase(batches, self.transform.erasing, self.transform.erasing_mode, self.device)
 
     @cached_property
     def prefetch(self) -> int:
