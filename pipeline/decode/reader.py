@@ -31,7 +31,7 @@ from ..errors import DataError
 from ..sources import Encoded, ImageSource
 from .batch import Request
 from .crops import Crop, Transform, evaluation_crop, training_crop
-from .header import image_size, is_complete_jpeg, needs_reference
+from .header import END_OF_IMAGE, image_size, needs_reference
 from .pillow import as_png, decode
 from .segments import is_jpeg
 from .verify import verify as verify_image
@@ -246,7 +246,8 @@ class Reader:
             if index in self._converted or needs_reference(content):
                 content = as_png(content)
             size = image_size(content)
-            if is_jpeg(content) and not is_complete_jpeg(content):
+            # Some cameras write a few bytes after the end.
+            if is_jpeg(content) and END_OF_IMAGE not in content[-64:].tobytes():
                 # A decoder of a region would not notice that rows below the region are missing.
                 decode(content)
         except ValueError as error:
