@@ -15,7 +15,7 @@ from .. import __version__
 from .decode.backends import Backend, choose, default_prefetch, make
 from .decode.batch import Batch, DecodedBatch, MemoryLayout, Request, prefetch
 from .decode.crops import FLIP, Transform
-from .decode.erasing import Erasing
+from .decode.erasing import erase
 from .decode.options import check_options
 from .decode.reader import Reader
 from .decode.synthetic import SyntheticBackend
@@ -150,17 +150,16 @@ class Loader:
         self.cores = _share_of_cores()
         self.threads = threads or self.cores
         self.hw_decoder_load = hw_decoder_load
+        self._prefetch = prefetch
         self.reader: Reader | None = None
+        self.backend = "synthetic"
         if not isinstance(source, Synthetic):
             self.reader = Reader(
                 source, transform, training=training, on_error=on_error, verify=verify
             )
-        sizes = [phase.image_size for phase in self.timeline.phases]
-        augment = transform.auto_augment if training else None
-        self.backend = "synthetic"
-        if self.reader:
-            self.backend = choose(backend, self.device, max(sizes), augment)
-        self._prefetch = prefetch
+            largest = max(phase.image_size for phase in self.timeline.phases)
+            augment = transform.auto_augment if training else None
+            self.backend = choose(backend, self.device, largest, augment)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self._batches()
@@ -297,8 +296,7 @@ class Loader:
         batches = self._decoder(prefetch(self._requests(self.reader), self.prefetch))
         if not (self.training and self.transform.erasing):
             return batches
-        erasing = Erasing(self.transform.erasing, self.transform.erasing_mode, self.device)
-        return map(erasing, batches)
+        return erase(batches, self.transform.erasing, self.transform.erasing_mode, self.device)
 
     @cached_property
     def prefetch(self) -> int:
@@ -308,13 +306,9 @@ class Loader:
     @cached_property
     def _decoder(self) -> Backend | SyntheticBackend:
         if self.reader is None:
-            return SyntheticBackend(
-                len(self.source.classes),
-                self._layout,
-                seed=self.seed,
-                size=None if self.training else self.micro_batch_size,
-                device=self.device,
-            )
+            size = None if self.training else self.micro_batch_size
+            classes = len(self.source.classes)
+            return SyntheticBackend(classes, self._layout, self.seed, size, self.device)
         return make(
             self.backend,
             self.reader,

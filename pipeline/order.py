@@ -22,6 +22,9 @@ versions of NumPy (NEP 19), while its distributions may change.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,12 +55,12 @@ def uniforms(
     columns, purpose = (FURTHER, _FURTHER) if further else (UNIFORMS, _AUGMENT)
     bits = _philox(seed, epoch, purpose)
     bits.advance(first * columns // _PHILOX_WORDS)
-    words = np.asarray(bits.random_raw(count * columns), dtype=np.uint64)
-    return _fractions(words).reshape(count, columns)
+    return _fractions(bits, count * columns).reshape(count, columns)
 
 
-def _fractions(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1) from the upper 53 of 64 random bits."""
+def _fractions(bits: np.random.Philox, count: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1), each from the upper 53 of 64 random bits."""
+    words = np.asarray(bits.random_raw(count), dtype=np.uint64)
     return np.asarray((words >> np.uint64(11)) * 2.0**-53, dtype=np.float64)
 
 
@@ -65,74 +68,56 @@ def _philox(seed: int, epoch: int, purpose: int) -> np.random.Philox:
     return np.random.Philox(key=np.array([seed, 2 * epoch + purpose], dtype=np.uint64))
 
 
+@dataclass(eq=False)
 class Stream:
-    """The endless stream of training images.
+    """The endless stream of training images."""
 
-    Args:
-        images: Number of images in the data set, at least 1.
-        seed: Seed of the order and of the random numbers, >= 0 and below 2^63.
-        alternating: Column of the random numbers that alternates: an image has one number of its
-            own there in even epochs, and the same plus one half, modulo 1, in odd ones.
-        further: Whether :meth:`take` also returns the numbers after those of crops and flips.
-        repeats: Number of consecutive positions that show the same image, from a multiple of it on.
-    """
-
-    def __init__(
-        self,
-        images: int,
-        seed: int,
-        alternating: int | None = None,
-        *,
-        further: bool = False,
-        repeats: int = 1,
-    ) -> None:
-        self._images = images
-        self._seed = seed
-        self._alternating = alternating
-        self._further = further
-        self._repeats = repeats
-        self._own: NDArray[np.float64] | None = None
-        self._orders: dict[int, NDArray[np.int64]] = {}
+    images: int  #: Number of images in the data set, at least 1.
+    seed: int  #: Seed of the order and of the random numbers, >= 0 and below 2^63.
+    #: Column of the random numbers that alternates: an image has one number of its own there in
+    #: even epochs, and the same plus one half, modulo 1, in odd ones.
+    alternating: int | None = None
+    further: bool = False  #: Whether :meth:`take` also returns the numbers after the first ones.
+    repeats: int = 1  #: Number of positions that show the same image, from a multiple of it on.
+    _orders: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def take(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the images at positions from ``start`` on, and their random numbers, FP64."""
         indices, numbers = self._shown(np.arange(start, start + count)), []
         shown = indices
         while count > 0:
-            epoch, first = divmod(start, self._images)
-            length = min(count, self._images - first)
+            epoch, first = divmod(start, self.images)
+            length = min(count, self.images - first)
             start, count = start + length, count - length
             at, shown = np.split(shown, [length])
-            drawn = uniforms(self._seed, epoch, first, length)
-            if self._alternating is not None:
-                drawn[:, self._alternating] = (self._of_images()[at] + epoch % 2 / 2) % 1
-            if self._further:
-                after = uniforms(self._seed, epoch, first, length, further=True)
+            drawn = uniforms(self.seed, epoch, first, length)
+            if self.alternating is not None:
+                drawn[:, self.alternating] = (self._of_images[at] + epoch % 2 / 2) % 1
+            if self.further:
+                after = uniforms(self.seed, epoch, first, length, further=True)
                 drawn = np.concatenate([drawn, after], axis=1)
             numbers.append(drawn)
         return indices, np.concatenate(numbers)
 
     def _shown(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The images at ascending positions of the stream."""
-        first_shown = positions - positions % self._repeats
-        epochs, places = np.divmod(first_shown, self._images)
+        first_shown = positions - positions % self.repeats
+        epochs, places = np.divmod(first_shown, self.images)
         parts = [
-            self._order(epoch)[places[epochs == epoch] // self._repeats]
+            self._order(epoch)[places[epochs == epoch] // self.repeats]
             for epoch in np.unique(epochs).tolist()
         ]
         return np.concatenate(parts)
 
+    @cached_property
     def _of_images(self) -> NDArray[np.float64]:
-        if self._own is None:
-            words = _philox(self._seed + _OF_IMAGES, 0, _AUGMENT).random_raw(self._images)
-            self._own = _fractions(np.asarray(words, dtype=np.uint64))
-        return self._own
+        return _fractions(_philox(self.seed + _OF_IMAGES, 0, _AUGMENT), self.images)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:
             # Requests never reach back further than the epoch before this one.
             self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
-            self._orders[epoch] = epoch_order(self._images, self._seed, epoch)
+            self._orders[epoch] = epoch_order(self.images, self.seed, epoch)
         return self._orders[epoch]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .decode.batch import Request
-from .decode.pillow import decode
+from .decode.pillow import decode, encode
 from .decode.reader import Reader
 from .loader import Loader
 from .order import FURTHER, UNIFORMS
@@ -150,9 +149,7 @@ def _smaller(reader: Reader, request: Request, side: int) -> Request:
         image = decode(content)
         scale = min(1.0, side / min(image.size))
         image = image.resize((max(1, round(image.width * scale)), round(image.height * scale)))
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=_QUALITY)
-        contents.append(np.frombuffer(file.getvalue(), dtype=np.uint8))
+        contents.append(np.frombuffer(encode(image, "JPEG", quality=_QUALITY), dtype=np.uint8))
         sizes.append(image.size)
     crop = reader.crop(np.array(sizes, dtype=np.int64), request.uniforms, request.image_size)
     return replace(request, contents=contents, crop=crop)

@@ -12,7 +12,6 @@ from ..sources import Encoded
 if TYPE_CHECKING:
     from PIL import ImageFile
 
-_UPRIGHT = 1
 _MODES = {
     "1": "black and white",
     "L": "grey",
@@ -56,7 +55,7 @@ def examine(content: Encoded) -> ImageInfo:
         if name != "JPEG" and getattr(image, "is_animated", False):
             kind += ", animated"
         image.load()
-        turned = orientation(image) not in (None, _UPRIGHT)
+        turned = orientation(image) not in (None, 1)  # which is upright
         return ImageInfo(width, height, name, kind, turned, damage(content))
 
     return with_image(content, facts)

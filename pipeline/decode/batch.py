@@ -63,22 +63,20 @@ class MemoryLayout:
     memory_format: torch.memory_format = torch.contiguous_format
 
 
+@dataclass(eq=False)
 class Upload:
     """Copies batches to a GPU on a separate stream; there ``finish`` is applied to the images."""
 
-    def __init__(
-        self, device: torch.device, finish: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        self._device = device
-        self._finish = finish
-        self._stream: torch.cuda.Stream | None = None  # checking a recipe needs no GPU
+    device: torch.device
+    finish: Callable[[Tensor], Tensor] | None = None
+    _stream: torch.cuda.Stream | None = None  # made late: checking a recipe needs no GPU
 
     def send(self, decoded: DecodedBatch) -> tuple[DecodedBatch, torch.cuda.Event | None]:
         """Start the copy; may be called from any thread."""
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return decoded, None
         # A new thread is on GPU 0: without this, every rank would allocate memory there.
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self.device):
             self._stream = self._stream or torch.cuda.Stream()
             # A name for torch.profiler, if that is active: it costs time without it too.
             active = autograd_profiler._is_profiler_enabled
@@ -86,16 +84,16 @@ class Upload:
             with torch.cuda.stream(self._stream), name:
                 # torch gives the pinned memory out again only when its copy is done.
                 images, labels = (
-                    t.pin_memory().to(self._device, non_blocking=True) for t in decoded.batch
+                    t.pin_memory().to(self.device, non_blocking=True) for t in decoded.batch
                 )
-                batch = Batch(self._finish(images) if self._finish else images, labels)
+                batch = Batch(self.finish(images) if self.finish else images, labels)
                 return DecodedBatch(batch, decoded.request), self._stream.record_event()
 
     def receive(self, sent: tuple[DecodedBatch, torch.cuda.Event | None]) -> DecodedBatch:
         """Let the current stream wait for the copy; called from the thread that uses the batch."""
         decoded, event = sent
         if event is not None:
-            stream = torch.cuda.current_stream(self._device)
+            stream = torch.cuda.current_stream(self.device)
             stream.wait_event(event)
             for tensor in decoded.batch:
                 # Otherwise the allocator could reuse its memory before the batch has been used.

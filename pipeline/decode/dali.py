@@ -32,10 +32,9 @@ _HOPPER = (9, 0)
 _HOPPER_LOAD = 0.95
 #: The same configurations prefetch 3 batches on several machines, and 5 on one.
 HOPPER_PREFETCH = 4
-#: The biggest image of ImageNet, in the same configurations and in DALI's own example of ResNet-50:
-#: the buffers of these decoders are made once. The memory paddings that both have beside it stay at
-#: DALI's defaults, chosen for ImageNet (for each thread 16 MiB of the GPU and 16 pinned, not 201
-#: and 268 MiB as in the example): they serve the few images that these decoders leave.
+#: The biggest image of ImageNet, as there: the buffers of these decoders are made once. The memory
+#: paddings stay at DALI's defaults (16 MiB a thread, not the 201 and 268 of DALI's example of
+#: ResNet-50), since they serve the few images that these decoders leave.
 _HOPPER_HINTS = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
 
 
@@ -105,7 +104,6 @@ class DaliBackend:
         return str(__version__)
 
     def __call__(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """Yield the batch of each request, in order."""
         if self._gpu:
             # In the caller's thread, since DALI synchronises the memory of batches with the
             # stream on which they are used.

@@ -8,6 +8,7 @@ every backend. Images are erased where they are, a slice each, without waiting f
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -42,29 +43,26 @@ def rectangles(
     return np.where(erased[:, None], np.concatenate([corner, sides], axis=1), 0)
 
 
-class Erasing:
-    """Erases parts of batches on ``device``, with ``mode`` one of ``ERASING_MODES``.
+def erase(
+    batches: Iterable[DecodedBatch], probability: float, mode: str, device: torch.device
+) -> Iterator[DecodedBatch]:
+    """Erase parts of batches of training on ``device``, with ``mode`` one of ``ERASING_MODES``.
 
     The noise of an image is that of torch's generator on the device, seeded for the image.
     """
-
-    def __init__(self, probability: float, mode: str, device: torch.device) -> None:
-        self._probability = probability
-        self._noise = torch.Generator(device) if mode == "pixel" else None
-
-    def __call__(self, decoded: DecodedBatch) -> DecodedBatch:
-        """Erase parts of the images of a batch of training, in place."""
+    noise = torch.Generator(device) if mode == "pixel" else None
+    for decoded in batches:
         images, request = decoded.batch.images, decoded.request
         assert request is not None
         assert request.uniforms is not None
         numbers = request.uniforms[:, UNIFORMS + NUMBERS :]
-        found = rectangles(numbers, self._probability, request.image_size)
+        found = rectangles(numbers, probability, request.image_size)
         for i in np.flatnonzero(found[:, 2]).tolist():
             left, top, width, height = found[i].tolist()
             part = images[i, :, top : top + height, left : left + width]
-            if self._noise is None:
+            if noise is None:
                 part.zero_()
             else:
-                self._noise.manual_seed(int(numbers[i, _NOISE] * 2**53))
-                part.copy_(torch.randn(part.shape, generator=self._noise, device=part.device))
-        return decoded
+                noise.manual_seed(int(numbers[i, _NOISE] * 2**53))
+                part.copy_(torch.randn(part.shape, generator=noise, device=part.device))
+        yield decoded

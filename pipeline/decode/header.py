@@ -31,11 +31,6 @@ def image_size(content: Encoded) -> tuple[int, int]:
     return with_image(content, lambda image: image.size)
 
 
-def is_complete_jpeg(content: Encoded) -> bool:
-    """Whether a JPEG file has its end marker, after which some cameras write a few bytes."""
-    return is_jpeg(content) and END_OF_IMAGE in content[-64:].tobytes()
-
-
 def needs_reference(content: Encoded) -> bool:
     """Whether an image goes through the reference decoder, whatever the back end.
 

@@ -46,7 +46,11 @@ class NvimgcodecBackend(ThreadedBackend):
     def _levels(self, request: Request, i: int) -> NDArray[np.uint8]:
         crop = request.crop
         (width, height), (left, top) = crop.resized[i].tolist(), crop.corner[i].tolist()
-        levels = _resize(self._region(request, i), width, height, self._interpolation)
+        region = torch.from_numpy(self._region(request, i))[None].permute(0, 3, 1, 2)
+        resized = torch.nn.functional.interpolate(
+            region, size=(height, width), mode=self._interpolation, antialias=True
+        )
+        levels = resized[0].permute(1, 2, 0).numpy()
         levels = _window(levels, left, top, request.image_size)
         return _mirror(levels) if crop.mirrored[i] else levels
 
@@ -111,16 +115,6 @@ def _library() -> Any:
     from nvidia import nvimgcodec
 
     return nvimgcodec
-
-
-def _resize(
-    levels: NDArray[np.uint8], width: int, height: int, interpolation: str
-) -> NDArray[np.uint8]:
-    image = torch.from_numpy(levels)[None].permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(
-        image, size=(height, width), mode=interpolation, antialias=True
-    )
-    return resized[0].permute(1, 2, 0).numpy()
 
 
 def _window(levels: NDArray[np.uint8], left: int, top: int, size: int) -> NDArray[np.uint8]:

@@ -84,11 +84,16 @@ def orientation(image: Image.Image) -> int | None:
     return found if type(found) is int and 1 <= found <= 8 else None
 
 
+def encode(image: Image.Image, form: str, **options: Any) -> bytes:
+    """Return the content of the file that Pillow writes of an image, with its options."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
 def as_png(content: Encoded) -> Encoded:
     """Convert an image to PNG, which every decoder reads, without loss."""
-    file = io.BytesIO()
-    decode(content).save(file, "PNG", compress_level=1)
-    return np.frombuffer(file.getvalue(), dtype=np.uint8)
+    return np.frombuffer(encode(decode(content), "PNG", compress_level=1), dtype=np.uint8)
 
 
 def reason(error: Any) -> str:

@@ -109,7 +109,6 @@ class TrivialAugmentWide:
     fills_mean = False
 
     def steps(self, numbers: list[float]) -> list[Step]:
-        """Return the operation that the random numbers of an image stand for."""
         which, _, level, sign = numbers[:_PER_OPERATION]
         name = _WIDE[int(which * len(_WIDE))]
         return [(name, self.argument(name, int(level * 31), sign < 0.5))]
@@ -134,7 +133,6 @@ class ThreeAugment:
     fills_mean = False
 
     def steps(self, numbers: list[float]) -> list[Step]:
-        """Return the operations that the random numbers of an image stand for."""
         which, radius, order, *factors = numbers[:6]
         first = (("Grey", 0.0), ("Solarize", 128.0), ("Blur", 0.1 + 1.9 * radius))[int(which * 3)]
         jitter = [*permutations(("Brightness", "Contrast", "Color"))][int(order * 6)]
@@ -147,17 +145,11 @@ def policy_of(name: str) -> RandAugment | TrivialAugmentWide | ThreeAugment:
         return TrivialAugmentWide()
     if name == THREE:
         return ThreeAugment()
-    head, *parts = name.split("-")
-    found: dict[str, Any] = {}
-    valid = head == "rand"
-    for part in parts:
-        match = re.fullmatch(r"(mstd|p)(\d+(?:\.\d*)?)|(m|n|mmax|inc)(\d+)", part)
-        if match is None:
-            valid = False
-            break
-        real, amount, whole, count = match.groups()
-        found[real or whole] = float(amount) if real else int(count)
-    policy = RandAugment(**found)
+    fields: dict[str, Any] = {}
+    valid = re.fullmatch(r"rand(-((mstd|p)\d+(\.\d*)?|(m|n|mmax|inc)\d+))*", name)
+    for key, value in re.findall(r"-([a-z]+)([\d.]+)", name) if valid else ():
+        fields[key] = float(value) if key in ("mstd", "p") else int(value)
+    policy = RandAugment(**fields)
     if not (valid and 1 <= policy.n <= _MOST_OPERATIONS and policy.p <= 1 and policy.inc <= 1):
         raise ValueError(
             f"{name!r} is no augmentation; valid: {TRIVIAL}, {THREE}, or rand with m, n (1 to "

@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from ..errors import DataError
 from ..sources import Encoded, ImageSource
 from .batch import Request
 from .crops import Crop, Transform, evaluation_crop, training_crop
-from .header import image_size, is_complete_jpeg, needs_reference
+from .header import END_OF_IMAGE, image_size, needs_reference
 from .pillow import as_png, decode
 from .segments import is_jpeg
 from .verify import verify as verify_image
@@ -61,7 +62,6 @@ class Reader:
         self._training = training
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         self._converted: set[int] = set()
         # The CRC-32 of each image that was verified, else -1; None unless images are verified.
         self._verified = np.full(len(source), -1, np.int64) if verify == "strict" else None
@@ -148,8 +148,7 @@ class Reader:
         sizes = np.ones((len(wanted), 2), dtype=np.int64)
         places = np.arange(len(wanted))
         while places.size:
-            if self._undecodable or self._unread:
-                places = self._substitute(indices, places)
+            places = self._substitute(indices, places)
             failed = []
             found = self._verify_in_threads(indices[places], self._read_again(indices[places]))
             for place, content in zip(places, found, strict=True):
@@ -195,7 +194,7 @@ class Reader:
     def _read_in_threads(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
         """Read on several threads, since disks and servers serve many requests at once."""
         pieces = np.array_split(indices, max(1, min(_THREADS, len(indices))))
-        parts = self._threads().map(self.source.read, pieces)
+        parts = self._threads.map(self.source.read, pieces)
         return [content for part in parts for content in part]
 
     def _verify_in_threads(
@@ -218,29 +217,26 @@ class Reader:
                 verified[index] = checksum
             return content
 
-        return list(self._threads().map(check, indices.tolist(), contents))
+        return list(self._threads.map(check, indices.tolist(), contents))
 
+    @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="largebatch-read")
-        return self._pool
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="largebatch-read")
 
     def _substitute(
         self, indices: NDArray[np.int64], places: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Substitute known unusable images in ``indices``; return the places to read."""
+        unusable = self._undecodable | self._unread
         if not self._training:
-            return np.array([p for p in places if not self._is_left_out(indices[p])], np.int64)
-        if self.left_out == len(self.source):
+            return places[[index not in unusable for index in indices[places].tolist()]]
+        if len(unusable) == len(self.source):
             example = " ".join(next(iter(self.skipped.items())))
             raise DataError(f"none of the {len(self.source)} images can be used: {example}")
         for place in places:
-            while self._is_left_out(indices[place]):
+            while int(indices[place]) in unusable:
                 indices[place] = (indices[place] + 1) % len(self.source)
         return places
-
-    def _is_left_out(self, index: np.int64) -> bool:
-        return int(index) in self._undecodable or int(index) in self._unread
 
     def _accept(self, index: int, content: Encoded | ValueError) -> tuple[Encoded, tuple[int, int]]:
         """Return the bytes to decode, and width and height; ValueError says why there are none."""
@@ -250,7 +246,8 @@ class Reader:
             if index in self._converted or needs_reference(content):
                 content = as_png(content)
             size = image_size(content)
-            if is_jpeg(content) and not is_complete_jpeg(content):
+            # Some cameras write a few bytes after the end.
+            if is_jpeg(content) and END_OF_IMAGE not in content[-64:].tobytes():
                 # A decoder of a region would not notice that rows below the region are missing.
                 decode(content)
         except ValueError as error:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..decode.pillow import encode
 from ..errors import DataError
 from ..progress import ProgressCallback, silent
 from .archives import check_count, check_md5, read_archive, require_file
@@ -136,9 +137,7 @@ def _official(files: dict[str, bytes], path: Path, encoding: str, quality: int) 
 
         def read(number: int) -> bytes:
             colours = np.ascontiguousarray(pixels[order[number]].transpose(1, 2, 0))
-            encoded = io.BytesIO()
-            Image.fromarray(colours).save(encoded, encoding, quality=quality)
-            return encoded.getvalue()
+            return encode(Image.fromarray(colours), encoding, quality=quality)
 
         names = [f"{classes[labels[i]]}/{i:05d}.{encoding}" for i in order]
         sizes = np.full(len(order), pixels[0].size, np.int64)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 
 import numpy as np
 
+from ..decode.pillow import encode
 from ..errors import DataError
 from ..progress import ProgressCallback, silent
 from .images import Images
@@ -39,30 +39,18 @@ def prepare_digits(
         ) from error
     digits = load_digits()
     classes = tuple(str(label) for label in range(10))
+    order = np.argsort(digits.target, kind="stable")
 
-    def split(name: str, numbers: list[int]) -> Images:
-        def read(number: int) -> bytes:
-            grey = np.round(digits.images[numbers[number]] * (255 / 16)).astype(np.uint8)
-            size = (grey.shape[1] * _SCALE, grey.shape[0] * _SCALE)
-            large = Image.fromarray(grey).resize(size, Image.Resampling.BICUBIC)
-            encoded = io.BytesIO()
-            large.save(encoded, "JPEG", quality=_QUALITY)
-            return encoded.getvalue()
+    def read(number: int) -> bytes:
+        grey = np.round(digits.images[order[number]] * (255 / 16)).astype(np.uint8)
+        size = (grey.shape[1] * _SCALE, grey.shape[0] * _SCALE)
+        large = Image.fromarray(grey).resize(size, Image.Resampling.BICUBIC)
+        return encode(large, "JPEG", quality=_QUALITY)
 
-        numbers = sorted(numbers, key=lambda i: (digits.target[i], i))
-        return Images(
-            name,
-            classes,
-            [f"{digits.target[i]}/{i:04d}.jpeg" for i in numbers],
-            np.array([digits.target[i] for i in numbers], np.int64),
-            np.full(len(numbers), digits.images[0].size * _SCALE**2, np.int64),
-            read,
-        )
-
-    everything = range(len(digits.target))
-    splits = [
-        split("train", [i for i in everything if i % 5]),
-        split("val", [i for i in everything if i % 5 == 0]),
-    ]
+    names = [f"{digits.target[i]}/{i:04d}.jpeg" for i in order]
+    sizes = np.full(len(order), digits.images[0].size * _SCALE**2, np.int64)
+    images = Images("all", classes, names, digits.target[order].astype(np.int64), sizes, read)
+    parts = {"train": order % 5 != 0, "val": order % 5 == 0}
+    splits = [images.part(name, np.flatnonzero(chosen)) for name, chosen in parts.items()]
     with preparing(out, {"data set": "digits", **output.settings()}) as preparation:
         return preparation.finished_counts() or build(preparation, splits, output, report)

@@ -19,14 +19,7 @@ from ..errors import DataError
 from ..progress import Meter, ProgressCallback, silent
 from ..sources.shards.webdataset import Member
 from ..sources.storage.local import ByteRange, LocalStorage
-from .archives import (
-    check_count,
-    check_md5,
-    members,
-    read_archive,
-    report_hidden,
-    require_file,
-)
+from .archives import check_count, check_md5, members, read_archive, report_hidden, require_file
 from .images import Images
 from .output import Output
 from .preparation import preparing

@@ -62,9 +62,6 @@ class Output:
         if self.resize is not None:
             found["quality"] = self.quality
         if self.sharded:
-            found["seed"] = self.seed
-            if self.images_per_shard is not None:
-                found["images_per_shard"] = self.images_per_shard
-            else:
-                found["shard_bytes"] = self.shard_bytes
+            size = "shard_bytes" if self.images_per_shard is None else "images_per_shard"
+            found |= {"seed": self.seed, size: getattr(self, size)}
         return found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..decode.pillow import ORIENTATION, as_rgb, orientation, with_image
+from ..decode.pillow import ORIENTATION, as_rgb, encode, orientation, with_image
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -33,10 +32,8 @@ def shrink(content: bytes, side: int, quality: int) -> bytes | None:
         exif = Image.Exif()
         if (turned := orientation(image)) is not None:
             exif[ORIENTATION] = turned
-        out = io.BytesIO()
         small = whole.resize(size, Image.Resampling.BICUBIC)
         small.info.clear()  # Pillow would store its comment
-        small.save(out, "JPEG", quality=quality, **({"exif": exif} if turned else {}))
-        return out.getvalue()
+        return encode(small, "JPEG", quality=quality, **({"exif": exif} if turned else {}))
 
     return with_image(np.frombuffer(content, np.uint8), smaller)

@@ -98,12 +98,13 @@ def _units(images: Images, output: Output, folder: Path) -> Iterator[_Unit]:
 def _write_files(unit: _Unit, output: Output, meter: Meter) -> None:
     partial = unit.folder / f"{unit.number}.partial"
     for number in unit.numbers.tolist():
-        possible = _possible(unit.names[number], output)
-        if not any(_has_content(unit.folder / name) for name in possible):
+        possible = (unit.folder / name for name in _possible(unit.names[number], output))
+        # A crash of the machine may leave a file without content.
+        if not any(path.exists() and path.stat().st_size for path in possible):
             name, content = _content(unit, number, output)
             partial.unlink(missing_ok=True)  # not to write into what it may be a link to
-            path = unit.images.path if output.resize is None else None
-            if path is None or not _linked(path(number), partial):
+            source = unit.images.path if output.resize is None else None
+            if source is None or not _linked(source(number), partial):
                 partial.write_bytes(content)
             os.replace(partial, unit.folder / name)
         meter.add(1, int(unit.images.sizes[number]))
@@ -116,13 +117,6 @@ def _linked(file: str, link: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0  # a crash of the machine may leave a file without content
-    except FileNotFoundError:
-        return False
 
 
 def _write_shard(unit: _Unit, output: Output, meter: Meter) -> None:
@@ -183,7 +177,6 @@ def _write_index(units: list[_Unit], folder: Path, report: ProgressCallback) -> 
 
 
 def _content(unit: _Unit, number: int, output: Output) -> tuple[str, bytes]:
-    """Return name and content of an image to be written."""
     images, name = unit.images, unit.names[number]
     content = images.read(number)
     if not has_image_signature(content):

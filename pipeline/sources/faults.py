@@ -68,7 +68,6 @@ class LeftOut:
         self._example = ""
 
     def __call__(self, fault: Fault) -> None:
-        """Take note of a fault."""
         refuse(fault)
         if fault.kind != OTHER:
             self._example = self._example or printable(fault.name)

@@ -141,10 +141,9 @@ class ImageFolder(ImageSource):
             return []
         images = [entry.name for entry in entries if is_image_name(entry.name)]
         unread = nested = 0
-        for entry in entries if len(images) < len(entries) else ():
+        others = (entry for entry in entries if not is_image_name(entry.name))
+        for entry in others if len(images) < len(entries) else ():
             path = f"{name}/{entry.name}"
-            if is_image_name(entry.name):
-                continue
             if is_hidden(entry.name) or not os.path.isdir(entry):
                 unread += self._not_image(path)
                 continue

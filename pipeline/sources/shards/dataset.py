@@ -116,10 +116,7 @@ class Shards(ImageSource):
         return f"{self.where(self.index.shard[index])}:{self.index.names[index]}"
 
     def read(self, indices: NDArray[np.int64]) -> list[Encoded | DataError]:
-        """Read images; for each its bytes, or why it cannot be read.
-
-        If the index has checksums, other bytes than it was made of are an error.
-        """
+        """Read images; if the index has checksums, other bytes than it was made of are an error."""
         index = self.index
         places = (a[indices].tolist() for a in (index.shard, index.offset, index.length))
         wanted = [ByteRange(index.shards[shard], *at) for shard, *at in zip(*places, strict=True)]
@@ -166,13 +163,12 @@ def _load(storage: Storage, format: str, on_fault: OnFault) -> Index | None:
     if index.format != format:
         raise DataError(f"{where} is an index of {index.format} shards, not {format}")
     sizes = storage.sizes(index.shards)
-    gone, intact = sum(size is None for size in sizes), list[int]()
-    for number, (shard, size, found) in enumerate(
-        zip(index.shards, index.shard_bytes.tolist(), sizes, strict=True)
-    ):
+    intact = []
+    wanted = zip(index.shards, index.shard_bytes.tolist(), sizes, strict=True)
+    for number, (shard, size, found) in enumerate(wanted):
         if found is None:
             lost = int((index.shard == number).sum())
-            all_ = f"{gone} of {len(sizes)} shards of {where} are"
+            all_ = f"{sizes.count(None)} of {len(sizes)} shards of {where} are"
             on_fault(Fault(storage.where(shard), f"is missing ({all_}): {lost:,} images lost"))
         elif found != size:
             what = (

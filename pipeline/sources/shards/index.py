@@ -48,9 +48,8 @@ class Index:
     split: NDArray[np.bool_]
     #: Last change of the shards in nanoseconds since 1970, ``[shards]``.
     shard_times: NDArray[np.int64] | None = None
-    label_offset: NDArray[np.int64] | None = (
-        None  #: Label of the first class in the shards, ``[]``.
-    )
+    #: Label of the first class in the shards, ``[]``.
+    label_offset: NDArray[np.int64] | None = None
     crc32: NDArray[np.uint32] | None = None  #: CRC-32 of each byte range, ``[images]``.
 
     def __len__(self) -> int:

@@ -42,8 +42,6 @@ _IGNORES_RANGES = (
     "the server ignores byte ranges (HTTP header Range) and sends whole files; valid: a server "
     "that supports them"
 )
-
-
 # A request about a file.
 _Call = tuple[str, Callable[[], Awaitable[_T]]]
 
@@ -90,10 +88,7 @@ class RemoteStorage(Storage):
         return self._succeeded(file, content)
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Encoded | str]:
-        """Read byte ranges; for each its bytes, or the text of its error.
-
-        A failed range is an error of that range alone as long as the server delivers others.
-        """
+        """Read byte ranges; one fails alone only as long as the server delivers others."""
         found = self._all((wanted.file, partial(self._range, wanted)) for wanted in ranges)
         failed = [number for number, what in enumerate(found) if isinstance(what, Failure)]
         if failed and len(failed) == sum(wanted.length > 0 for wanted in ranges):
