@@ -18,7 +18,8 @@ def settings(device, *overrides):
     return device_settings(load("digits", overrides).recipe, device)
 
 
-KEYS = ("channels_last", "cudnn_benchmark", "tf32")
+TRUE = ("channels_last=true", "cudnn_benchmark=true", "tf32=true")
+FALSE = tuple(key.replace("true", "false") for key in TRUE)
 ON = "channels-last memory format, cuDNN benchmark on, TF32 on"
 OFF = "contiguous memory format, cuDNN benchmark off, TF32 off"
 
@@ -26,18 +27,18 @@ OFF = "contiguous memory format, cuDNN benchmark off, TF32 off"
 @pytest.mark.parametrize(
     ("device", "keys", "found", "words"),
     [
-        (CUDA, {}, (True, True, True), ON),
-        (CUDA, dict.fromkeys(KEYS, "true"), (True, True, True), ON),
-        (CUDA, {"tf32": "false"}, (True, True, False), ON[:-2] + "off"),
-        (CUDA, dict.fromkeys(KEYS, "false"), (False, False, False), OFF),
-        (CPU, {}, (False, None, None), ""),
-        (CPU, dict.fromkeys(KEYS, "true"), (True, None, None), "channels-last memory format"),
-        (CPU, {"channels_last": "false"}, (False, None, None), ""),
+        (CUDA, (), (True, True, True), ON),
+        (CUDA, TRUE, (True, True, True), ON),
+        (CUDA, ["tf32=false"], (True, True, False), ON[:-2] + "off"),
+        (CUDA, FALSE, (False, False, False), OFF),
+        (CPU, (), (False, None, None), ""),
+        (CPU, TRUE, (True, None, None), "channels-last memory format"),
+        (CPU, ["channels_last=false"], (False, None, None), ""),
     ],
     ids=str,
 )
 def test_settings_follow_keys_and_device(device, keys, found, words):
-    ours = settings(device, *(f"{key}={value}" for key, value in keys.items()))
+    ours = settings(device, *keys)
     assert (ours, ours.in_words()) == (DeviceSettings(*found), words)
 
 
