@@ -60,22 +60,13 @@ def test_the_loader_follows_the_timeline(drawn):
         assert found.batch_size(step) == source.phase.batch_size
         source._position += source.phase.batch_size  # as iterating does, without the pixels
     assert found.position(found.total_steps) == source._position == found.end
-    changes = [
-        s for s in range(1, found.total_steps) if found.batch_size(s) != found.batch_size(s - 1)
-    ]
-    assert list(found.changes) == changes
-
-
-@given(runs())
-def test_a_loader_outside_a_run_has_the_same_stages(drawn):
-    """Without a recipe, ``epochs`` and ``stages`` give the phases that the timeline has."""
-    images, run = drawn
+    sizes = [found.batch_size(step) for step in range(found.total_steps)]
+    assert list(found.changes) == [s for s in range(1, len(sizes)) if sizes[s] != sizes[s - 1]]
+    # Outside a run, ``epochs`` and ``stages`` give the phases that the timeline has.
     stages = [pipeline.Stage(s.from_.value, batch_size=s.batch_size) for s in run.stages]
-    bare = loader(images, run, epochs=run.epochs, stages=stages)
-    found = timeline_of(run, images)
-    assert bare.timeline.phases == found.phases
-    assert (bare.timeline.end, bare.total_steps) == (found.end, found.total_steps)
-    assert bare.timeline.steps_per_epoch == found.steps_per_epoch
+    bare = loader(images, run, epochs=run.epochs, stages=stages).timeline
+    for name in ("phases", "end", "total_steps", "steps_per_epoch"):
+        assert getattr(bare, name) == getattr(found, name)
 
 
 @given(runs(), st.floats(0, 6), st.sampled_from(["ep", "dur"]), st.integers(0, 40))
@@ -106,8 +97,8 @@ def test_without_stages_lengths_are_plain_arithmetic_to_the_last_bit(images, bat
     assert (found.progress(step), found.factor(step)) == (step, 1)
 
 
-@given(runs(), st.integers(1, 300), st.sampled_from(["ep", "dur", ""]))
-def test_a_period_is_due_once_for_each_multiple(drawn, hundredths, unit):
+@given(runs(), st.integers(1, 300), st.sampled_from(["ep", "dur", ""]), st.data())
+def test_a_period_is_due_once_for_each_multiple(drawn, hundredths, unit, data):
     images, run = drawn
     found = timeline_of(run, images)
     every = Span(hundredths if not unit else hundredths / 100, unit)
@@ -116,11 +107,9 @@ def test_a_period_is_due_once_for_each_multiple(drawn, hundredths, unit):
     at = (lambda s: s) if not unit else found.position
     for step in range(1, min(found.total_steps, 60) + 1):
         assert found.due(every, step) == (at(step) // period > at(step - 1) // period)
-
-
-def rates_of(run, images):
-    found = timeline_of(run, images)
-    return found, learning_rates(run, found)
+    after, until = sorted(data.draw(st.integers(0, found.total_steps)) for _ in range(2))
+    due = sum(found.due(every, step) for step in range(after + 1, until + 1))
+    assert found.times_due(every, after, until) == due
 
 
 SCHEDULES = {
@@ -139,7 +128,8 @@ def test_the_learning_rate_over_epochs_does_not_depend_on_the_batch(name, rule):
     growing = one.model_copy(
         update={"stages": (stage("1ep", 20, rule), stage("4ep", 40, rule), stage("7ep", 10, rule))}
     )
-    (plain, before), (staged, after) = rates_of(one, 400), rates_of(growing, 400)
+    plain, staged = timeline_of(one, 400), timeline_of(growing, 400)
+    before, after = learning_rates(one, plain), learning_rates(growing, staged)
     assert staged.total_steps == 40 + 60 + 30 + 40
     for step in range(staged.total_steps + 3):
         batch = staged.batch_size(step)
@@ -148,12 +138,11 @@ def test_the_learning_rate_over_epochs_does_not_depend_on_the_batch(name, rule):
         assert plain.epoch(same_epoch) == staged.epoch(step)
         expected = factor * before.schedule(same_epoch)
         assert after.schedule(step) == pytest.approx(expected, rel=1e-12)
-    for lengths in ("warmup_steps", "milestones"):
-        one_, other = (getattr(r, lengths) for r in (before, after))
-        pairs = zip(*((v if isinstance(v, tuple) else (v,)) for v in (one_, other)), strict=True)
-        assert all(plain.epoch(a) == staged.epoch(b) for a, b in pairs)
-    ends = [f.epoch(r.warmup_steps + r.decay_steps) for f, r in ((plain, before), (staged, after))]
-    assert ends[0] == ends[1]
+    epochs = []
+    for found, rates in ((plain, before), (staged, after)):
+        ends = rates.warmup_steps, rates.warmup_steps + rates.decay_steps
+        epochs.append([found.epoch(step) for step in (*ends, *rates.milestones)])
+    assert epochs[0] == epochs[1]
 
 
 def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
@@ -200,15 +189,6 @@ def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
     assert [phase.micro_batch_size for phase in found.phases] == [16, 64]
 
 
-@given(runs(), st.sampled_from(["1", "7", "1ep", "0.3ep", "2ep", "0.1dur", "0.001ep"]), st.data())
-def test_the_steps_that_are_due_are_counted_without_looking_at_each(drawn, length, data):
-    images, run = drawn
-    found, every = timeline_of(run, images), Span.parse(length)
-    after, until = sorted(data.draw(st.integers(0, found.total_steps)) for _ in range(2))
-    due = [step for step in range(after + 1, until + 1) if found.due(every, step)]
-    assert found.times_due(every, after, until) == len(due)
-
-
 # --- the learning rates -----------------------------------------------------------------------
 
 TOTAL = 90 * 100  # 100 steps per epoch
@@ -245,51 +225,53 @@ def test_a_step_decay_counts_milestones_from_the_start_of_the_run():
     assert {s: found.schedule(s) for s in expected} == pytest.approx(expected)
 
 
-def test_a_decay_is_counted_from_the_end_of_warmup_or_the_start():
-    added = of("schedule.decay=60ep")
-    counted_in = of("schedule.decay=60ep", "schedule.decay_from=start")
-    assert (added.decay_steps, counted_in.decay_steps) == (6000, 5500)
-    assert added.schedule(6499) > added.schedule(6500) == 1e-4
-    assert counted_in.schedule(5999) > counted_in.schedule(6000) == 1e-4
+@pytest.mark.parametrize(("keys", "steps"), [([], 6000), (["schedule.decay_from=start"], 5500)])
+def test_a_decay_is_counted_from_the_end_of_warmup_or_the_start(keys, steps):
+    found = of("schedule.decay=60ep", *keys)
+    assert found.decay_steps == steps
+    assert found.schedule(499 + steps) > found.schedule(500 + steps) == 1e-4
 
 
-def test_cosine_constant_and_the_shapes_of_warmup():
-    cosine = of("schedule.name=cosine", "schedule.end=0.2").schedule
-    assert [cosine(s) for s in (0, 500, 4750, TOTAL)] == pytest.approx([0, 3.2, 1.7, 0.2])
-    constant = of("schedule.name=constant", "schedule.end=0").schedule
-    assert [constant(s) for s in (250, 500, TOTAL)] == [1.6, 3.2, 3.2]
-    quadratic = of("schedule.warmup_shape=quadratic").schedule
-    assert quadratic(250) == pytest.approx(0.8)
-    exponential = of("schedule.warmup_shape=exponential", "schedule.start=0.2").schedule
-    assert exponential(250) == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize("name", ["polynomial", "cosine"])
-def test_a_warmup_may_take_the_whole_run(name):
-    found = of(f"schedule.name={name}", "schedule.warmup=1dur")
-    assert found.schedule(TOTAL // 2) == pytest.approx(1.6)
-    assert found.schedule(TOTAL - 1) == pytest.approx(3.2, rel=1e-3)
-
-
-STEP = ["schedule.name=step", "schedule.end=0"]
-WRONG = {
-    "schedule.warmup: 91ep (9100 steps) is longer than the run, 90 epochs (9000 steps)": [
-        "schedule.warmup=91ep"
+@pytest.mark.parametrize(
+    ("keys", "rates"),
+    [
+        (["name=cosine", "end=0.2"], {0: 0, 500: 3.2, 4750: 1.7, TOTAL: 0.2}),
+        (["warmup_shape=quadratic"], {250: 0.8}),
+        (["warmup_shape=exponential", "start=0.2"], {250: 0.8}),
+        # A warm-up may take the whole run.
+        (["name=polynomial", "warmup=1dur"], {TOTAL // 2: 1.6, TOTAL - 1: 3.2 - 3.2 / TOTAL}),
+        (["name=cosine", "warmup=1dur"], {TOTAL // 2: 1.6, TOTAL - 1: 3.2 - 3.2 / TOTAL}),
     ],
-    "schedule.milestones: 30ep (3000 steps) does not come after 60ep (6000 steps)": [
-        *STEP, "schedule.milestones=[60ep,30ep]",
-    ],
-    "schedule.milestones: 5ep (500 steps) does not come after 5ep (500 steps)": [
-        *STEP, "schedule.milestones=[5ep]",
-    ],
-    "schedule.decay: 5ep (500 steps) from the start of the run is not longer than the warm-up": [
-        "schedule.decay=5ep", "schedule.decay_from=start",
-    ],
-}  # fmt: skip
+)
+def test_schedules_and_shapes_of_warmup_give_their_learning_rates(keys, rates):
+    schedule = of(*(f"schedule.{key}" for key in keys)).schedule
+    assert {step: schedule(step) for step in rates} == pytest.approx(rates)
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_lengths_that_do_not_fit_are_named(message):
+def test_a_constant_learning_rate_is_exact():
+    schedule = of("schedule.name=constant", "schedule.end=0").schedule
+    assert [schedule(step) for step in (250, 500, TOTAL)] == [1.6, 3.2, 3.2]
+
+
+WRONG = [
+    ("warmup: 91ep (9100 steps) is longer than the run, 90 epochs (9000 steps)", "warmup=91ep"),
+    (
+        "milestones: 30ep (3000 steps) does not come after 60ep (6000 steps)",
+        *("name=step", "end=0", "milestones=[60ep,30ep]"),
+    ),
+    (
+        "milestones: 5ep (500 steps) does not come after 5ep (500 steps)",
+        *("name=step", "end=0", "milestones=[5ep]"),
+    ),
+    (
+        "decay: 5ep (500 steps) from the start of the run is not longer than the warm-up",
+        *("decay=5ep", "decay_from=start"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "keys"), [(message, keys) for message, *keys in WRONG])
+def test_lengths_that_do_not_fit_are_named(message, keys):
     with pytest.raises(RecipeError) as error:
-        of(*WRONG[message])
-    assert str(error.value).startswith(message)
+        of(*(f"schedule.{key}" for key in keys))
+    assert str(error.value).startswith(f"schedule.{message}")
