@@ -107,7 +107,7 @@ def test_example_with_a_plan_reaches_its_accuracy_on_two_ranks(name, tmp_path, m
         process = start_module(
             "torch.distributed.run", options, out, cwd=tmp_path, environment=environment
         )
-        process.join(170)
+        process.join(600)
         code = process.exitcode
     else:
         source = "host names"
@@ -120,7 +120,7 @@ def test_example_with_a_plan_reaches_its_accuracy_on_two_ranks(name, tmp_path, m
                 env=os.environ | environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                timeout=170,
+                timeout=600,
             ).returncode
     said = out.read_text()
     assert code == 0, said[-3000:]
