@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,7 +30,6 @@ from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Standstill, Stopping
 from .targets import Mixer
 from .watch.clocks import RunClock
-from .watch.memory import gpu_of
 from .watch.meters import Readings, SkippedImages
 
 
@@ -84,12 +82,6 @@ def start_up(
     job.check_alike(components.facts(loaded.recipe))
     recipe, saved, settings = loaded.recipe, components.saved, components.settings
     loader, timeline, optimizer = components.loader, components.timeline, components.optimizer
-    counter = None
-    if job.is_main and not quiet:
-        with suppress(Exception):  # of any kind: the model may be the user's
-            here = recipe.model_copy(update={"device": job.device.type})
-            classes = len(loader.source.classes)
-            counter = build.memory_counter(here, classes, components.model)
     step: int = saved.get("step", 0)
 
     # In channels-last, convolutions then also return this memory format.
@@ -174,12 +166,8 @@ def start_up(
         display.warn(line)
     resolved = recipe.model_dump(mode="json", by_alias=True)
     changed = differences(saved["recipe"], resolved) if saved else []
-    memory = counter.estimate(precision.name, timeline.phases, job.world_size) if counter else None
-    needed = memory.in_words(gpu := gpu_of(job.device)) if memory else ""
     asked = loaded.recipe.model_dump()
-    show_opening(context, components, asked, precision.name, topology, needed, notices, changed)
-    if memory and (warning := memory.too_large(gpu)):
-        display.warn(warning)
+    show_opening(context, components, asked, precision.name, topology, notices, changed)
     lars: Any = optimizer
     return Run(
         context=context,

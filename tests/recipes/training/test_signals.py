@@ -99,7 +99,7 @@ def test_ranks_stop_after_the_same_step_whichever_is_told(photos, tmp_path):
 # --- processes -------------------------------------------------------------------------------
 
 PROGRAM = """
-import ctypes, os, signal, sys, threading, time
+import os, signal, sys, time
 from largebatch.recipes.training.process import STOPPING, ending_in_one_line, noted
 
 def wait():
@@ -123,16 +123,6 @@ def results():
         with noted(note):
             pass
         wait()
-
-def blocked():
-    with ending_in_one_line():
-        mutex, libc = ctypes.create_string_buffer(128), ctypes.CDLL(None)
-        libc.pthread_mutex_lock(mutex)
-        sys.setswitchinterval(1000)  # the other thread runs when this one has left Python
-        waits = threading.Event()
-        threading.Thread(target=lambda: waits.wait() and print("ready", flush=True)).start()
-        waits.set()
-        libc.pthread_mutex_lock(mutex)  # which does not return
 
 def forked():
     with noted(note):
@@ -187,8 +177,6 @@ class Program:
         ("start", signal.SIGUSR1, {}, "ended by {} at start-up, "),
         ("start", signal.SIGTERM, {"RANK": "1"}, ""),  # rank 0 alone prints it
         ("results", signal.SIGTERM, {}, "ended by {} after training; "),
-        # A main thread that does not answer is ended by the signal itself.
-        ("blocked", signal.SIGXCPU, {}, "ended by {} at start-up, "),
     ],
 )
 def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number, environment, line):
@@ -196,7 +184,7 @@ def test_outside_of_training_a_signal_ends_the_process_in_one_line(name, number,
         program.says("ready")
         program.send(number)
         code, error = program.ends()
-    assert code == (-number if name == "blocked" else 128 + number)
+    assert code == 128 + number
     assert error.startswith(f"largebatch: error: {line.format(number.name)}" if line else "")
     assert len(error.splitlines()) == error.count("\n") == bool(line)
 
