@@ -18,7 +18,7 @@ from ..ranks import Job
 from ..schema.load import Loaded, differences
 from . import build
 from .callbacks import Callback, CallbackList, RunContext
-from .device import DeviceSettings, settle
+from .device import settle
 from .evaluate import WeightAverage
 from .folder import checkpoint
 from .folder.names import CHECKPOINTS
@@ -46,7 +46,6 @@ class Run:
     ema: WeightAverage | None  # the moving average of the weights
     trust_ratios: TrustRatioHistory | None  # None if they are not logged
     noise: GradientNoise | None  # None if the recipe does not ask for it
-    settings: DeviceSettings
     reached: float | None  # top-1 of the last evaluation before this process, if the target's
     readings: Readings
     skipped: SkippedImages
@@ -102,8 +101,8 @@ def start_up(
     share_work(recipe, optimizer, topology)
     ddp = data_parallel(model, job, plan, topology) if job.world_size > 1 else None
     kept = saved.get("recipe", {}).get("compile")
-    with settings.applied():
-        compiled, uncompiled = settle(recipe.compile, kept, timeline, model, loader, job)
+    settings.apply()
+    compiled, uncompiled = settle(recipe.compile, kept, timeline, model, loader, job)
     recipe = recipe.model_copy(update={"compile": compiled})
     noise = None
     if recipe.gradient_noise_every is not None:
@@ -121,8 +120,7 @@ def start_up(
         noise=noise,
     )
     if ddp:
-        with settings.applied():
-            lay_out_buckets(ddp, take_step, loader)
+        lay_out_buckets(ddp, take_step, loader)
     decay = recipe.ema.decay
     ema = None if decay is None else WeightAverage(model, optimizer, decay)
     resumes = components.resume_from
@@ -135,7 +133,7 @@ def start_up(
     skipped = SkippedImages(job, loader, components.val_loader)
     readings = Readings(
         loader, timeline, components.rates.schedule, take_step, job, clock, skipped,
-        noise, display.warn, saved.get("readings"),
+        noise, display.warn,
     )  # fmt: skip
     keep = recipe.checkpoint
     checkpoints = Checkpoints(
@@ -184,7 +182,6 @@ def start_up(
         ema=ema,
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,
         noise=noise,
-        settings=settings,
         reached=saved.get("reached"),
         readings=readings,
         skipped=skipped,
