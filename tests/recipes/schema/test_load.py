@@ -3,6 +3,7 @@
 import json
 from functools import reduce
 from operator import getitem
+from pathlib import Path
 
 import pytest
 
@@ -272,10 +273,10 @@ def test_an_invalid_file_is_refused(tmp_path, content, message):
 
 
 def test_a_file_that_cannot_be_read_is_named(folder, monkeypatch):
-    def read_bytes(*_):
+    def read_text(*_, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("largebatch.recipes.files.read_bytes", read_bytes)
+    monkeypatch.setattr(Path, "read_text", read_text)
     with pytest.raises(RecipeError, match=r"base.yaml: cannot be read: Permission denied"):
         load(str(folder / "base.yaml"))
 
