@@ -1,7 +1,4 @@
-"""Recipes and the trainer that runs them. Needs ``largebatch[recipes]``.
-
-Names are loaded when first used, so that the command line can show its help without torch.
-"""
+"""Recipes and the trainer that runs them. Needs ``largebatch[recipes]``."""
 
 from __future__ import annotations
 

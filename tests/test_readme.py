@@ -239,9 +239,10 @@ def test_paths_that_a_document_names_exist(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_make_targets_that_a_document_names_exist(document):
     text = document.read_text(encoding="utf-8")
-    for module in set(re.findall(r"-m ((?:benchmarks|largebatch)[\w.]*)", text)):
+    for module in set(re.findall(r"-m ((?:benchmarks|largebatch|tests)\.[\w.]+\w)", text)):
         path = ROOT / module.removeprefix("largebatch.").replace(".", "/")
-        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+        files = [f for f in (path.with_suffix(".py"), path / "__main__.py") if f.exists()]
+        assert any("__main__" in f.read_text(encoding="utf-8") for f in files), module
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"

@@ -1,7 +1,6 @@
 """The schema of a recipe: every key, its type, its default and its meaning.
 
-pydantic checks it. Whatever can be checked without the data and the machine is checked here; the
-trainer checks the rest before the first step.
+pydantic checks what needs neither data nor machine; the trainer the rest, before the first step.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ def _own_name(value: Any) -> Any:
 #: What these keys take in a file, for the JSON schema: short forms and other names too.
 _PrecisionName = one_of("auto", *PRECISION_NAMES, *OPT_LEVELS)
 _ResumeForm = Resume | bool | str | None
-Tracker = Literal["tensorboard", "wandb", "mlflow", "mlperf"]
-#: What ``callbacks`` takes in a file, for the JSON schema.
 _CallbacksForm = str | UserCallback | tuple[str | UserCallback, ...]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "mlperf"]
 
 
 def _listed(value: Any) -> Any:

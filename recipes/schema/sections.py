@@ -1,7 +1,6 @@
 """The sections of a recipe: their keys, with type, default and meaning.
 
-The section ``data`` is in :mod:`.data`. Whatever can be checked without the data and the machine
-is checked here; the trainer checks the rest before the first step.
+The section ``data`` is in :mod:`.data`.
 """
 
 from __future__ import annotations

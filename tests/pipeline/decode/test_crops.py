@@ -85,6 +85,8 @@ def test_evaluation_is_resize_and_centre_crop(width, height, sizes):
     [
         ({"translate": -1}, "translate: -1 is not valid; valid: at least 0"),
         ({"translate": 224}, "translate: 224 is not valid; valid: at least 0, below"),
+        ({"image_size": 0}, "image_size: 0 is not valid; valid: at least 1"),
+        ({"flip": 1.5}, "flip: 1.5 is not valid; valid: 0 to 1, or alternating"),
         ({"erasing": 1.5}, "erasing: 1.5 is not valid; valid: 0 to 1"),
         ({"erasing_mode": "rand"}, "erasing_mode: 'rand' is not valid; valid: const, pixel"),
         ({"interpolation": "area"}, "interpolation: 'area' is not valid; valid: bilinear, bicubic"),

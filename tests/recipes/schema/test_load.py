@@ -175,7 +175,8 @@ WRONG = {
     "seed=false": "seed: input should be a valid integer, not False",
     "data.mean=[true,0,0]": "data.mean.0: input should be a valid number, not True",
     "log_every=0": "log_every: must be longer than 0",
-    "optimizer=null": "optimizer: input should be a valid dictionary or instance of Optimizer",
+    "optimizer=null": "optimizer: input should be its keys, such as optimizer.name, not None",
+    "schedule.milestones=30ep": "milestones: input should be a list, not '30ep'",
     "batch_size": "override 'batch_size' is malformed; valid: key=value",
     # Numbers of YAML 1.1 only, and beyond 64 bits.
     "batch_size=12:30:45": "batch_size: ",
