@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...comm import StepTime, straggler_slowdown
-from ..errors import RecipeError, did_you_mean
+from ..errors import RecipeError, but_valid
 from ..schema.recipe import Recipe
 from .presets import GPUS, IMAGE_SIZE, MODEL, STRAGGLER_SIGMA, Between, Fixed, Gpu
 
@@ -39,7 +39,7 @@ def gpu_named(name: str | None) -> Gpu | None:
     """Return a preset; None without a name."""
     if name is not None and name not in GPUS:
         raise RecipeError(
-            f"--gpu: unknown GPU {name!r}{did_you_mean(name, list(GPUS))}; valid: {', '.join(GPUS)}"
+            f"--gpu: unknown GPU {name!r}{but_valid(name, list(GPUS))}: {', '.join(GPUS)}"
         )
     return None if name is None else GPUS[name]
 
