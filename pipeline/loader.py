@@ -107,10 +107,16 @@ class Loader:
         timeline: StageTimeline | None = None,
     ) -> None:
         load, dtypes = hw_decoder_load, (torch.float32, torch.float16)
+        counts = {
+            "batch_size": batch_size,
+            "micro_batch_size": micro_batch_size,
+            "threads": threads,
+        }
+        counts |= {"prefetch": prefetch, "repeats": repeats}
         for name, value, is_valid, valid in (
-            ("batch_size", batch_size, batch_size > 0, "at least 1"),
+            *((name, n, n is None or n > 0, "at least 1") for name, n in counts.items()),
+            ("seed", seed, seed >= 0, "at least 0"),
             ("rank", rank, 0 <= rank < world_size, f"from 0, below world_size ({world_size})"),
-            ("repeats", repeats, repeats > 0, "1, for none, or more"),
             ("hw_decoder_load", load, load is None or 0 <= load <= 1, "0 to 1"),
             ("dtype", dtype, dtype in dtypes, ", ".join(map(str, dtypes))),
         ):
