@@ -53,9 +53,8 @@ def _explain(error: ValidationError) -> str:
         inner = next(each.name for each in all_keys() if each.section == where[0])
         message = f"Input should be its keys, such as {inner}"
     given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
-    return f"{key}: {message[0].lower()}{message[1:]}{given}".replace(
-        "a valid tuple", "a list"
-    ).replace("a valid dictionary", "keys")
+    message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "keys")
+    return f"{key}: {message[0].lower()}{message[1:]}{given}"
 
 
 def _unknown(*where: str) -> str:
