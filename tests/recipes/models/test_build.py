@@ -53,6 +53,7 @@ ALEXNET, RESNET = {"name": "alexnet_bn"}, {"name": "resnet18"}
         ({"name": "resnet50x"}, "model.name: no model 'resnet50x' in timm .*; did you mean"),
         ({"name": "alexnet-bn"}, "did you mean 'alexnet_bn'[?] Valid: airbench, alexnet_bn, resn"),
         ({"name": "?"}, r"no model '[?]' in timm [\d.]+; valid: airbench, .*, one of timm.l"),
+        ({"name": "airbench", "args": {"widths": [4, 4]}}, r"widths \[4, 4\]; valid: three pos"),
         (ALEXNET | {"args": {"groups": 3}}, "not take {'groups': 3}: ValueError: groups must be 1"),
         (ALEXNET | {"args": {"order": "bn"}}, "order must be one of relu-norm, norm-relu, not"),
         (ALEXNET | {"args": {"init": "x"}}, "init must be one of gaussian, fan-in, not 'x'"),
