@@ -10,7 +10,7 @@ import pytest
 
 from largebatch import amp, comm, lars
 
-ROOMS = ("amp", "comm", "lars", "pipeline")
+ROOMS = ("amp", "comm", "lars", "pipeline", "recipes")
 
 
 @pytest.mark.parametrize("room", ROOMS)
