@@ -16,6 +16,7 @@ from largebatch.recipes.mlperf.log import RESULT
 from largebatch.recipes.schema.load import load
 from tests.examples.pytorchjob import SCHEMA
 from tests.ranks import free_ports
+from tests.recipes.runs import BASE
 
 ROOT = Path(__file__).parents[2]
 SLURM, JOB = ROOT / "examples" / "slurm.sh", ROOT / "examples" / "pytorchjob.yaml"
@@ -38,25 +39,9 @@ NODES, PROCESSES = 2, 1
 
 # Overrides that train the recipe on a few random images for two updates.
 SMALL = [
-    "model.name=test_resnet",
-    "data.source=synthetic",
-    "data.train_images=64",
-    "data.val_images=16",
-    "data.classes=4",
-    "data.image_size=32",
-    "data.eval_resize=36",
-    "batch_size=16",
-    "micro_batch_size=4",
-    "epochs=2",
-    "stop_after=2",
-    "optimizer.lr=1",
-    "optimizer.momentum=0.9",
-    "schedule.warmup=1ep",
-    "schedule.decay=null",
-    "evaluate_every=4ep",
-    "precision=fp32",
-    "device=cpu",
-    "track=mlperf",
+    *(*BASE, "data.source=synthetic", "data.train_images=64", "data.val_images=16"),
+    *("data.classes=4", "stop_after=2", "optimizer.momentum=0.9", "schedule.decay=null"),
+    *("evaluate_every=4ep", "track=mlperf"),
 ]
 
 
