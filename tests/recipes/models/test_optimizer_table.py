@@ -1,7 +1,7 @@
 """Every optimizer of the table: groups, masters, overflow, schedule and checkpoints."""
 
 import sys
-from itertools import cycle, product
+from itertools import product
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -68,15 +68,13 @@ class Run:
         checkpoint.load(path, self.model, self.optimizer, JOB)
         self.done = 2
 
-    def train(self, steps, of=lambda loss: loss, clip=None):
+    def train(self, steps, of=lambda loss: loss):
         scheduler = as_scheduler(self.optimizer, self.schedule, steps_done=self.done)
         for step in range(self.done, self.done + steps):
             torch.manual_seed(step)
             with self.amp.forward():
                 loss = self.model(torch.randn(5, 3)).square().sum()
             self.amp.backward(of(loss))
-            if clip is not None:
-                self.amp.clip_grad_norm_(self.optimizer, clip)
             self.amp.step(self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
             scheduler.step()
@@ -127,19 +125,6 @@ def test_a_step_that_overflows_changes_nothing(name, precision):
     assert_same(run.train(1, of=lambda loss: loss * float("inf")).tensors(), before)
     after = run.train(1).tensors()
     assert not torch.equal(after["model.3.weight"], before["model.3.weight"])
-
-
-@pytest.mark.parametrize(
-    ("name", "precision"), [*zip(KEYS, cycle(["fp32", "bf16-master"]), strict=False)]
-)
-def test_gradients_are_clipped_before_the_step(name, precision):
-    keys = ["args={max_grad_norm: null}"] if name == "lamb" else []
-    free, never, short = (
-        Run(recipe(name, *keys), precision).train(3, clip=clip) for clip in (None, 1e6, 1e-4)
-    )
-    assert_same(never.tensors(), free.tensors())
-    same = [torch.equal(short.tensors()[k], v) for k, v in free.tensors().items()]
-    assert not all(same)
 
 
 def test_entries_say_what_their_optimizers_do():
