@@ -25,15 +25,12 @@ def three():
     return planned([1, 64, 1024], price=2.0)
 
 
-def test_steps_epochs_and_intervals_are_the_recipes(three):
+def test_steps_and_intervals_are_the_recipes_and_the_parts_of_the_time_add_up(three):
     assert (three.steps, three.evaluations, three.checkpoints) == (1740, 23, 12)
     assert three.epochs == pytest.approx(89, abs=0.1)
     assert [p.accumulation for p in three.points] == [512, 8, 1]
     assert [p.micro_batch_size for p in three.points] == [128, 128, 64]
     assert [p.batch_norm_images for p in three.points] == [128, 128, 64]
-
-
-def test_the_parts_of_the_time_add_up(three):
     for point in three.points:
         times = point.times
         assert times.training == pytest.approx(three.steps * times.step)
