@@ -59,8 +59,8 @@ class Data(Section):
     """Number of micro-batches decoded ahead of use. Default: 2, or 4 with DALI on a GPU of compute
     capability 9.0 or higher."""
     on_error: one_of(*ON_ERROR) = "stop"  # type: ignore[valid-type]
-    """What to do about an unusable image: stop, or skip it and list it in the run folder. One that
-    cannot be read now is read again in the next epoch."""
+    """What to do about an unusable image: stop, or skip it, name it in one warning and count it in
+    summary.json. One that cannot be read now is read again in the next epoch."""
     verify: one_of(*VERIFY) = "decode"  # type: ignore[valid-type]
     """Which images are unreadable, for on_error. decode: those that the backend cannot decode; of a
     damaged one it may use a part. strict: also damaged ones, the same with every backend, found by
