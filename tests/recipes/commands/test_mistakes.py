@@ -54,7 +54,7 @@ MISTAKES = {
     f"{SIMULATE} --gpu p4": "--gpu: unknown GPU 'p4'; did you mean 'p40'?; valid: p40, p100",
     f"{P40} --gpus 1": "--gpus: 1 needs no all-reduce; valid: 2 or more",
     f"{P40} --gpus 100": "--gpus: 100 GPUs do not fill nodes of 8; valid: a m",
-    f"{P40} model.name=resnet18": "of p40 is for resnet50 at 224 pixels only",
+    f"{P40} model.name=resnet18": "of p40 is for resnet50 only",
     f"{P40} --links pcie3": "--links: 'pcie3' has no known link",
     f"{P40} --links pcie3+edrx": "between nodes; did you mean 'edr'?",
     f"{P40} --plan none.json": "plan none.json: No such file",
