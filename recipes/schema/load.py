@@ -25,6 +25,7 @@ from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
 from .optimizers import of_others
 from .recipe import Recipe
+from .retired import without_retired
 from .sections import expand_resume
 
 
@@ -153,6 +154,8 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
         raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
+    if path.name == RECIPE:
+        content = without_retired(content)
     base = content.pop("extends", None)
     below = [] if base is None else _levels(find(str(base), path.parent), chain)
     return [*below, content]
@@ -282,9 +285,12 @@ _LEAST = yaml.safe_load(
 
 
 def with_defaults(old: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of an earlier version with the keys that it lacks, at their defaults.
+    """The recipe of an earlier version in today's keys: those that it lacks at their defaults.
 
     That version did what these defaults say.
+
+    Raises:
+        RecipeError: A retired key has another value than by default.
     """
     defaults = Recipe.model_validate(_LEAST).model_dump(mode="json", by_alias=True)
-    return _merge(defaults, old)
+    return _merge(defaults, without_retired(old))

@@ -203,16 +203,14 @@ class Recipe(Section):
         if self.data.translate >= smallest:
             what = f"{self.data.translate} would move the images of a stage out of view; valid: "
             raise wrong("data.translate", f"{what}below its image_size, {smallest}")
-        batch, micro, where = self.batch_size, self.micro_batch_size, ""
-        for i, stage in enumerate((None, *self.stages)):
-            if stage:
-                where = f"stages.{i - 1}."
-                batch, micro = stage.batch_size or batch, stage.micro_batch_size or micro
-            if micro and batch % micro:
+        micro = self.micro_batch_size
+        stages = {f"stages.{i}.batch_size": s.batch_size for i, s in enumerate(self.stages)}
+        for key, batch in {"batch_size": self.batch_size, **stages}.items():
+            if batch and micro and batch % micro:
                 most = next(n for n in range(min(micro, batch), 0, -1) if batch % n == 0)
-                what = f"{micro} does not divide batch_size {batch}; valid: a divisor, such as"
-                raise wrong(f"{where}micro_batch_size", f"{what} {most}")
-            if self.mixing.is_on and (micro or batch) % self.mixing.group:
+                what = f"{micro} does not divide {key} {batch}; valid: a divisor, such as"
+                raise wrong("micro_batch_size", f"{what} {most}")
+            if batch and self.mixing.is_on and (micro or batch) % self.mixing.group:
                 what = f"{self.mixing.group} does not divide a micro-batch of {micro or batch}"
                 raise wrong("mixing.group", f"{what}; valid: an even divisor of it")
         if self.target_accuracy is not None and self.evaluate_every is None:

@@ -194,8 +194,6 @@ class Stage(Section):
     """Height and width of training images, in pixels. Default: unchanged."""
     batch_size: PositiveInt | None = None
     """Global batch size; needs lr. Default: unchanged."""
-    micro_batch_size: PositiveInt | None = None
-    """Images per rank and forward pass. Default: unchanged."""
     lr: Literal["keep", "linear", "sqrt"] | None = None
     """What multiplies the scheduled learning rate from here on. keep: 1; linear: new / old
     batch_size; sqrt: the square root of that."""
@@ -206,7 +204,7 @@ class Stage(Section):
             raise wrong("lr", "needed with batch_size; valid: keep, linear, sqrt")
         if self.lr and self.batch_size is None:
             raise wrong("lr", "only with batch_size; valid without it: null")
-        if not (self.image_size or self.batch_size or self.micro_batch_size):
+        if not (self.image_size or self.batch_size):
             raise wrong("from", "nothing changes there; valid: add image_size, batch_size or both")
         return self
 

@@ -5,10 +5,12 @@ from functools import reduce
 from operator import getitem
 
 import pytest
+import yaml
 
 from largebatch.lars import Span
 from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.schema.load import differences, dump, load, with_defaults
+from largebatch.recipes.schema.load import RECIPE, differences, dump, load, with_defaults
+from largebatch.recipes.schema.retired import RETIRED
 
 MINIMAL = """
 # A head comment.
@@ -289,3 +291,24 @@ def test_a_recipe_of_an_earlier_version_gets_the_defaults_of_the_keys_that_it_la
     filled = with_defaults(old)
     assert filled == {**now, "data": {**now["data"], "verify": "decode", "gone": 1}, "gone": 1}
     assert differences(filled, now) == ['data.verify is now "strict", was "decode"']
+
+
+def test_a_retired_key_goes_from_the_recipe_of_a_run_if_it_has_its_default(folder):
+    whole = load("digits", ["stages=[{from: 5, image_size: 24}]"]).recipe
+    for key, (version, default) in RETIRED.items():
+        *sections, name = key.split(".")
+        for value, named in ((default, RECIPE), (default, "mine.yaml"), ("other", RECIPE)):
+            inner = content = whole.model_dump(mode="json", by_alias=True)
+            for section in sections:
+                inner = inner[section[:-2]][0] if "[]" in section else inner.setdefault(section, {})
+            inner[name] = value
+            (folder / named).write_text(yaml.safe_dump(content))
+            if (value, named) == (default, RECIPE):
+                assert load(str(folder / named)).recipe == whole, key
+                continue
+            message = "unknown key" if value == default else rf"gone since {version}; valid: "
+            with pytest.raises(RecipeError, match=message) as error:
+                load(str(folder / named))
+            assert value == default or str(error.value).startswith(key)
+    with pytest.raises(RecipeError, match=r"^mixing.prob: 0.5 is of a run of an earlier version"):
+        with_defaults({"mixing": {"prob": 0.5}})
