@@ -30,6 +30,7 @@ MISTAKES = {
     "train digits data.path={empty_class}": "train/b has no images",
     f"{TRAIN}/train": "data.path: {photos}/train has no val/ to evaluate on; valid: ",
     "train digits device=cuda": "has no CUDA GPU; valid: device=cpu",
+    f"{TRAIN} comm.ranks_per_node=2": "ranks_per_node: 1 ranks cannot be split into nodes of 2",
     "recipes keys optimiser": "unknown section 'optimiser'; did you mean 'optimizer'? Valid: model",
     "schedule digits epochs=0.01": "epochs: 0.01 is less than one step",
     f"{SCHEDULE} schedule.warmup=30ep": "schedule.warmup: 30ep (168 steps) is longer than the run, "

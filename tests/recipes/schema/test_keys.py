@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from largebatch.comm import Plan, Topology
 from largebatch.lars import LARS
 from largebatch.pipeline import Transform
-from largebatch.recipes.errors import AgreedError
 from largebatch.recipes.schema.keys import all_keys
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
@@ -176,21 +175,6 @@ def test_the_plan_comes_from_the_algorithm_or_the_file(photos, tmp_path):
     for algorithm in ("null", "auto"):
         keys = [f"comm.algorithm={algorithm}", f"comm.plan={tmp_path}/plan.json"]
         assert algorithms(*keys) == ["torus"]
-
-
-def test_nodes_are_those_of_the_recipe(photos, tmp_path, monkeypatch):
-    seen = []
-    from_environment = Topology.from_environment
-
-    def noted(ranks_per_node):
-        seen.append(ranks_per_node)
-        return from_environment(ranks_per_node)
-
-    monkeypatch.setattr(Topology, "from_environment", noted)
-    make(photos, tmp_path / "run", "comm.ranks_per_node=1")
-    assert seen == [1]
-    with pytest.raises(AgreedError, match="2"):
-        make(photos, tmp_path / "run", "comm.ranks_per_node=2")
 
 
 def test_every_key_is_set_by_a_test():
