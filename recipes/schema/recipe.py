@@ -13,9 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISION_NAMES
 from ...lars import Span
-from .data import Data
-from .optimizers import OPTIMIZERS, UNSCALING, entry_of
-from .profile import Profile
+from .data import Data, Loss, Mixing
+from .optimizers import UNSCALING, entry_of
 from .sections import (
     BatchNorm,
     Checkpoint,
@@ -24,6 +23,7 @@ from .sections import (
     Init,
     Model,
     Optimizer,
+    Profile,
     Resume,
     Schedule,
     Stage,
@@ -31,7 +31,6 @@ from .sections import (
     expand_callbacks,
     expand_resume,
 )
-from .targets import Loss, Mixing
 from .types import (
     Float,
     Int,
@@ -78,8 +77,7 @@ class Recipe(Section):
     batch_size: PositiveInt
     """Global batch size: images per update, over all ranks."""
     micro_batch_size: PositiveInt | None = None
-    """Images per rank and forward pass; gradients are accumulated up to batch_size. Default:
-    batch_size / ranks."""
+    """Images per rank and forward pass, accumulated to batch_size. Default: batch_size / ranks."""
     batch_norm: BatchNorm = BatchNorm()
     scale: Literal["linear", "sqrt"] | None = None
     """Rule that derives optimizer.lr where batch_size differs from the recipe that is extended or
@@ -136,11 +134,8 @@ class Recipe(Section):
     """Interval between evaluations; null: none."""
     log_every: Period = Span(10, "")
     """Interval between lines of metrics of the training loss."""
-    trust_ratios_every: Period | None = Field(
-        None,
-        description=f"For {' and '.join(e.name for e in OPTIMIZERS.values() if e.trust_ratios)}: "
-        "interval between histograms of each layer's trust ratio; null: none.",
-    )
+    trust_ratios_every: Period | None = None
+    """For lars and muon: interval between histograms of each layer's trust ratio; null: none."""
     gradient_noise_every: Period | None = None
     """Interval between steps that measure the gradient noise scale, noise_scale in the metrics;
     null: none. Needs accumulation or several ranks."""
@@ -165,8 +160,7 @@ class Recipe(Section):
         Resume, BeforeValidator(expand_resume, json_schema_input_type=_ResumeForm)
     ] = Resume()
     target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = None
-    """Top-1 accuracy in percent at which the run stops; that of the weights, not of their moving
-    average."""
+    """Top-1 in percent at which the run stops; of the weights, not of their moving average."""
     stop_after: Period | None = None
     """Where to stop early, on the schedule of the whole run."""
 
@@ -218,11 +212,9 @@ class Recipe(Section):
         entry = entry_of(self.optimizer.name)
         ratios = entry.trust_ratios and entry.trust_ratios(self.optimizer.args)
         if self.trust_ratios_every is not None and not ratios:
-            what = f"{self.optimizer.name} has no trust ratios"
-            raise wrong(
-                "trust_ratios_every",
-                what + " with its args" * bool(entry.trust_ratios) + "; valid: null",
-            )
+            why = " with its args" * bool(entry.trust_ratios)
+            what = f"{self.optimizer.name} has no trust ratios{why}; valid: null"
+            raise wrong("trust_ratios_every", what)
         scaled = self.loss_scale != "none"
         if self.precision == "fp16-pure" and entry.unscales is False and scaled:
             what = f"{entry.name} cannot unscale FP16 gradients; valid with fp16-pure"

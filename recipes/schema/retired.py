@@ -11,23 +11,17 @@ from typing import Any
 
 from ..errors import RecipeError
 
-#: Each retired key, with the version that has it no longer and the value that it had by default.
-RETIRED: dict[str, tuple[str, Any]] = {
-    key: (version, default)
-    for version, keys in {
-        "0.1.0": {
-            **{"batch_norm.over": "micro-batch", "cuda_graph": False, "data.erasing_mode": "const"},
-            **{"data.hw_decoder_load": "auto", "data.stages": [], "ema.every": 1},
-            **{"ema.warmup": True, "mixing.prob": 1.0, "mixing.switch_prob": 0.5},
-            **{"mlperf.cache_cleared": False, "mlperf.log": None, "mlperf.org": "unstated"},
-            **{"mlperf.platform": None, "mlperf.status": "research"},
-            **{"optimizer.denominator": "sum-of-norms", "optimizer.eps": 0.0},
-            **{"optimizer.trust_clip": False, "profile.memory": False, "profile.shapes": False},
-            **{"profile.stacks": False, "schedule.factor": 0.1, "stages[].micro_batch_size": None},
-        },
-    }.items()
-    for key, default in keys.items()
+#: The retired keys, with the values that they had by default.
+RETIRED: dict[str, Any] = {
+    **{"batch_norm.over": "micro-batch", "cuda_graph": False, "data.erasing_mode": "const"},
+    **{"data.hw_decoder_load": "auto", "data.stages": [], "ema.every": 1, "ema.warmup": True},
+    **{"mixing.prob": 1.0, "mixing.switch_prob": 0.5, "mlperf.cache_cleared": False},
+    **{"mlperf.log": None, "mlperf.org": "unstated", "mlperf.platform": None},
+    **{"mlperf.status": "research", "optimizer.denominator": "sum-of-norms", "optimizer.eps": 0.0},
+    **{"optimizer.trust_clip": False, "profile.memory": False, "profile.shapes": False},
+    **{"profile.stacks": False, "schedule.factor": 0.1, "stages[].micro_batch_size": None},
 }
+_GONE_SINCE = "0.1.0"
 
 
 def without_retired(content: Any, prefix: str = "") -> Any:
@@ -43,11 +37,10 @@ def without_retired(content: Any, prefix: str = "") -> Any:
     found = {}
     for key, value in content.items():
         if (name := prefix + key) in RETIRED:
-            version, default = RETIRED[name]
-            if value != default:
+            if value != RETIRED[name]:
                 raise RecipeError(
                     f"{name}: {value!r} is of a run of an earlier version; the key is gone since "
-                    f"{version}; valid: {default!r}, which training does without it"
+                    f"{_GONE_SINCE}; valid: {RETIRED[name]!r}, which training does without it"
                 )
         elif (kept := without_retired(value, f"{name}.")) or kept == value:
             found[key] = kept
