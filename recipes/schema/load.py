@@ -39,19 +39,12 @@ class Loaded:
     notices: tuple[str, ...] = ()  # lines to show, such as how the learning rate was scaled
 
 
-def load(
-    name: str,
-    overrides: Iterable[str] = (),
-    *,
-    called: str | None = None,
-    asks_timm: bool = True,
-) -> Loaded:
+def load(name: str, overrides: Iterable[str] = (), *, asks_timm: bool = True) -> Loaded:
     """Load a recipe by its name or by the path of its YAML file.
 
     Args:
         name: Name of a packaged recipe, or a path that ends in ``.yaml``.
         overrides: ``key=value``, with dots for keys of sections; values are YAML.
-        called: Name of the recipe, where its file has another, as in the folder of a run.
         asks_timm: Whether to fill in ``data.mean`` and ``data.std`` of published weights, for which
             timm is imported.
 
@@ -60,8 +53,7 @@ def load(
             valid.
     """
     path = find(name)
-    called = called or _name_of(path)
-    return _load(_levels(path, ()), overrides, called, _head(path), asks_timm=asks_timm)
+    return _load(_levels(path, ()), overrides, _name_of(path), _head(path), asks_timm=asks_timm)
 
 
 def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
