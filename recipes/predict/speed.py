@@ -60,8 +60,7 @@ def find_speed(recipe: Recipe, gpu: str | None, measured: str | None) -> Speed:
         )
     rate, fixed, between = preset.rate, preset.fixed, preset.between
     best = Measured(rate.gpus, rate.images, rate.images_per_second)
-    sources = [f"speed: {best}: {rate.source}", _stated(fixed)]
-    holds = fixed.images
+    sources, holds = [f"speed: {best}: {rate.source}", _stated(fixed)], fixed.images
     if size != IMAGE_SIZE:  # images of as many pixels take as long
         more = (IMAGE_SIZE / size) ** 2
         best = Measured(rate.gpus, round(rate.images * more), rate.images_per_second * more)

@@ -142,9 +142,6 @@ class Data(Section):
                 raise wrong(key, f"{least:g} is above {most:g}; valid: [smallest, largest]")
         if self.crop_area[1] > 1:
             raise wrong("crop_area", "a crop cannot exceed the image; valid: at most 1")
-        if self.translate >= self.image_size:
-            what = f"{self.translate} would move images out of view; valid: below image_size,"
-            raise wrong("translate", f"{what} {self.image_size}")
         return self
 
 

@@ -148,11 +148,9 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
 
 
 def _default(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    values = value if isinstance(value, list) else []
-    short = [round(v, 4) if isinstance(v, float) else v for v in values]
-    return json.dumps(short if isinstance(value, list) else value)
+    if isinstance(value, list):
+        value = [round(v, 4) if isinstance(v, float) else v for v in value]
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _names(node: dict[str, Any]) -> list[str]:

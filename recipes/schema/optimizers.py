@@ -50,11 +50,7 @@ class Entry:
 
 
 def _of(module: str, name: str) -> Callable[[str], Callable[..., Any]]:
-    def load(device_type: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(import_module(module, __package__), name)
-        return found
-
-    return load
+    return lambda device_type: getattr(import_module(module, __package__), name)
 
 
 def _lamb(device_type: str) -> Callable[..., Any]:

@@ -195,8 +195,8 @@ class Recipe(Section):
             raise wrong("data.eval_resize", f"{self.data.eval_resize} {what} {self.eval_size}")
         smallest = min([self.data.image_size, *(s.image_size for s in self.stages if s.image_size)])
         if self.data.translate >= smallest:
-            what = f"{self.data.translate} would move the images of a stage out of view; valid: "
-            raise wrong("data.translate", f"{what}below its image_size, {smallest}")
+            what = f"{self.data.translate} would move images out of view"
+            raise wrong("data.translate", f"{what}; valid: below image_size, {smallest}")
         micro = self.micro_batch_size
         stages = {f"stages.{i}.batch_size": s.batch_size for i, s in enumerate(self.stages)}
         for key, batch in {"batch_size": self.batch_size, **stages}.items():

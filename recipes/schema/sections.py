@@ -56,9 +56,7 @@ class BatchNorm(Section):
 
     images: PositiveInt | None = None
     """Ghost batch norm: statistics of slices of this many images, a divisor of the micro-batch."""
-    ranks: Annotated[PositiveInt | Literal["all"] | None, must_be("a number of ranks, or all")] = (
-        None
-    )
+    ranks: Annotated[PositiveInt | Literal["all"] | None, must_be("a number, or all")] = None
     """Synchronized batch norm: statistics over the micro-batches of this many consecutive ranks, a
     divisor of the number of ranks, or of all ranks."""
 

@@ -140,7 +140,7 @@ def test_images_that_share_statistics_are_counted(on_ranks):
     [
         (["images=2", "ranks=2"], "batch_norm.images: cannot be combined with batch_norm.ranks"),
         (["images=0"], "batch_norm.images: .*greater than 0"),
-        (["ranks=some"], "batch_norm.ranks: must be a number of ranks, or all"),
+        (["ranks=some"], "batch_norm.ranks: must be a number, or all"),
     ],
 )
 def test_incompatible_keys_are_refused(overrides, message):

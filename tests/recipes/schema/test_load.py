@@ -151,6 +151,7 @@ WRONG = {
     "data.crop_area=[0.5,0.2]": "data.crop_area: 0.5 is above 0.2; valid: [smallest, largest]",
     "data.flip=2": "data.flip: must be a probability from 0 to 1, or alternating",
     "data.translate=224": "data.translate: 224 would move images out of view; valid: below image_s",
+    'data.translate=20 stages=[{"from":"5ep","image_size":16}]': "valid: below image_size, 16",
     "data.crop_area=[0.5,2]": "data.crop_area: a crop cannot exceed the image; valid: at most",
     "data.path=null": "data.path: needed for source folder; valid: a folder or URL",
     "precision=fp8": "precision: input should be 'auto', 'fp32', 'bf16', 'fp16', 'bf16-master', "
