@@ -248,11 +248,6 @@ def outcome_of(folder: Path) -> Outcome:
     )
 
 
-def name_of(folder: Path) -> str | None:
-    """The name of the recipe of a run; None if it is not known."""
-    return text(recipe_of(folder).get("name") or object_in(folder / SUMMARY).get("recipe"))
-
-
 def _placed(content: bytes) -> Line | None:
     """A line of metrics that says which split, step and epoch it is of."""
     try:

@@ -136,7 +136,6 @@ def _stages(run: RunContext) -> str:
         what = _listed(
             f"{stage.image_size} pixels" if stage.image_size else "",
             f"batch {stage.batch_size:,}" if stage.batch_size else "",
-            f"micro-batch {stage.micro_batch_size:,}" if stage.micro_batch_size else "",
         )
         rate = rates.get(stage.lr, f", learning rate scaled ({stage.lr})")
         found.append(f"{what} from {stage.from_}{rate}")

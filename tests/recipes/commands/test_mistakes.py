@@ -30,6 +30,7 @@ MISTAKES = {
     "train digits data.path={empty_class}": "train/b has no images",
     f"{TRAIN}/train": "data.path: {photos}/train has no val/ to evaluate on; valid: ",
     "train digits device=cuda": "has no CUDA GPU; valid: device=cpu",
+    f"{TRAIN} comm.ranks_per_node=2": "ranks_per_node: 1 ranks cannot be split into nodes of 2",
     "recipes keys optimiser": "unknown section 'optimiser'; did you mean 'optimizer'? Valid: model",
     "schedule digits epochs=0.01": "epochs: 0.01 is less than one step",
     f"{SCHEDULE} schedule.warmup=30ep": "schedule.warmup: 30ep (168 steps) is longer than the run, "
@@ -54,7 +55,7 @@ MISTAKES = {
     f"{SIMULATE} --gpu p4": "--gpu: unknown GPU 'p4'; did you mean 'p40'? Valid: p40, p100",
     f"{P40} --gpus 1": "--gpus: 1 needs no all-reduce; valid: 2 or more",
     f"{P40} --gpus 100": "--gpus: 100 GPUs do not fill nodes of 8; valid: a m",
-    f"{P40} model.name=resnet18": "of p40 is for resnet50 at 224 pixels only",
+    f"{P40} model.name=resnet18": "of p40 is for resnet50 only",
     f"{P40} --links pcie3": "--links: 'pcie3' has no known link",
     f"{P40} --links pcie3+edrx": "between nodes; did you mean 'edr'? Valid: INTRA+INTER",
     f"{P40} --plan none.json": "plan none.json: No such file",

@@ -139,6 +139,11 @@ def test_a_micro_batch_that_does_not_divide_is_replaced_by_the_largest_that_does
         assert share % micro == 0
         assert micro == min(128, share)
         assert len(lines) == (gpus > 512)
+    stage = "stages=[{from: 60ep, batch_size: 24576, lr: keep}]"
+    keys = ["batch_size=16384", "micro_batch_size=1024", stage]
+    fitted, (line,) = fit(load("resnet50-b8192", keys).recipe, 16)
+    assert fitted.micro_batch_size == 512  # which divides 1,024 and 1,536
+    assert line.startswith("16 GPUs need micro_batch_size=512, 2 accumulated: 24,576 / 16 = 1,536 ")
     fitted, (line,) = fit(load("resnet50-b1632").recipe, 3)  # 544 images each, 204 at a time
     assert fitted.micro_batch_size == 136
     assert line == (

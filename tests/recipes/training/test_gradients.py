@@ -162,9 +162,9 @@ def test_noise_that_cannot_be_measured_is_refused(tmp_path):
     one_pass = r"gradient_noise_every: a batch of 12 .* valid: a micro_batch_size of at most 6, or"
     with pytest.raises(RecipeError, match=one_pass):
         small_trainer(tmp_path, key, "micro_batch_size=12")
-    later = "stages=[{from: 1ep, batch_size: 4, micro_batch_size: 4, lr: keep}]"
+    later = ["micro_batch_size=4", "stages=[{from: 1ep, batch_size: 4, lr: keep}]"]
     with pytest.raises(RecipeError, match=r"a batch of 4 images .* at most 2, or null"):
-        small_trainer(tmp_path, key, later)
-    small_trainer(tmp_path, key, later, "stop_after=2")
+        small_trainer(tmp_path, key, *later)
+    small_trainer(tmp_path, key, *later, "stop_after=2")
     with pytest.raises(RecipeError, match=r"gradient_noise_every: 9ep is longer than the run"):
         small_trainer(tmp_path, "gradient_noise_every=9ep")

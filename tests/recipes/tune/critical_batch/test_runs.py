@@ -112,8 +112,6 @@ def test_what_cannot_be_estimated_is_refused(base):
     fails("--batches: 6, 8 have no images per .*; valid: multiples of 4", checked, (6, 8))
     stage = "stages=[{from: 5ep, batch_size: 8, lr: sqrt}]"
     fails("stages: batch_size changes during", base, stage)
-    stage = "stages=[{from: 5ep, micro_batch_size: 2}]"
-    fails("stages: micro_batch_size changes during", base, stage)
     fails("stop_after: the run ends before its schedule does", base, "stop_after=5ep")
     synthetic = "data={source: synthetic, holdout: null}"
     fails("data.source: synthetic images", base, synthetic)
