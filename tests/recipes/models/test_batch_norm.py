@@ -143,7 +143,7 @@ class Mean(nn.BatchNorm2d):
         (["ranks=all"], NO_BATCH_NORM, "ranks: test_vit has no batch norm; valid: null"),
         (["images=2", "ranks=2"], [], "images: cannot be combined with batch_norm.ranks"),
         (["images=0"], [], "images: .*greater than 0"),
-        (["ranks=some"], [], "ranks: must be a number of ranks, or all"),
+        (["ranks=some"], [], "ranks: must be a number, or all"),
     ],
 )
 def test_unsuitable_settings_are_refused_before_anything_is_written(
