@@ -212,4 +212,4 @@ def test_a_folder_that_is_no_run(tmp_path):
     fails(tmp_path, r"has no metrics; .*line 1 is damaged")
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
-    fails(tmp_path, r"metrics.jsonl cannot be read: it is a folder; valid: ")
+    fails(tmp_path, r"metrics.jsonl cannot be read: Is a directory; valid: ")
