@@ -57,9 +57,9 @@ def train(root, run_dir, *overrides):
     return weights(trainer)
 
 
-def refused(function, *arguments, **options):
-    """The message of one line with which a call is refused."""
-    with pytest.raises(RecipeError) as error:
+def refused(function, *arguments, kind=RecipeError, **options):
+    """The message of one line with which a call raises an error for the user."""
+    with pytest.raises(kind) as error:
         function(*arguments, **options)
     assert "\n" not in str(error.value)
     return str(error.value)

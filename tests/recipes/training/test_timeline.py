@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from largebatch import pipeline
 from largebatch.lars import Span, polynomial
 from largebatch.pipeline import Loader, Synthetic, Transform
-from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.schema.sections import Stage
@@ -155,30 +154,6 @@ def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
     assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
 
 
-@pytest.mark.parametrize(
-    ("run", "images", "message"),
-    [
-        (
-            recipe(32, 4, [stage("2ep", 8), stage("10", 16)]),
-            *(192, "stages.1.from: 10 does not come after 2ep; valid: stages in order"),
-        ),
-        (
-            *(recipe(65_536, 2.0), 53),
-            "batch_size: 65536 is too large for a run of 2 epochs of 53 training images; valid: "
-            "at most 106",
-        ),
-        (
-            *(recipe(100, 0.01), 1_000),
-            "epochs: 0.01 is less than one step; valid: at least 0.1, as an epoch is 10 steps",
-        ),
-    ],
-)
-def test_a_run_that_cannot_be_laid_out_names_the_key_at_fault(run, images, message):
-    with pytest.raises(RecipeError) as caught:
-        timeline_of(run, images)
-    assert str(caught.value) == message
-
-
 def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
     run = load("digits", ["micro_batch_size=8", "batch_size=16"]).recipe
     stages = (stage("1ep", 64), stage("2ep", 32, micro_batch_size=32), stage("3ep", 64))
@@ -251,27 +226,3 @@ def test_schedules_and_shapes_of_warmup_give_their_learning_rates(keys, rates):
 def test_a_constant_learning_rate_is_exact():
     schedule = of("schedule.name=constant", "schedule.end=0").schedule
     assert [schedule(step) for step in (250, 500, TOTAL)] == [1.6, 3.2, 3.2]
-
-
-WRONG = [
-    ("warmup: 91ep (9100 steps) is longer than the run, 90 epochs (9000 steps)", "warmup=91ep"),
-    (
-        "milestones: 30ep (3000 steps) does not come after 60ep (6000 steps)",
-        *("name=step", "end=0", "milestones=[60ep,30ep]"),
-    ),
-    (
-        "milestones: 5ep (500 steps) does not come after 5ep (500 steps)",
-        *("name=step", "end=0", "milestones=[5ep]"),
-    ),
-    (
-        "decay: 5ep (500 steps) from the start of the run is not longer than the warm-up",
-        *("decay=5ep", "decay_from=start"),
-    ),
-]
-
-
-@pytest.mark.parametrize(("message", "keys"), [(message, keys) for message, *keys in WRONG])
-def test_lengths_that_do_not_fit_are_named(message, keys):
-    with pytest.raises(RecipeError) as error:
-        of(*(f"schedule.{key}" for key in keys))
-    assert str(error.value).startswith(f"schedule.{message}")
