@@ -159,47 +159,37 @@ def trap(tmp_path):
     return path
 
 
-def sealed(folder):
-    """Give a folder that was changed on purpose the digests of what it holds."""
-    content = json.loads((folder / "state.json").read_text())
-    del content["sha256"]
-    content["files"] = {name: facts_of(folder / name) for name in content["files"]}
-    write_state(folder, content)
-
-
-def changed(**parts):
-    """Return what gives the common part of a checkpoint another content."""
-
-    def change(folder, trap):
-        content = torch.load(folder / "model.pt", weights_only=True)
-        made = {name: part(trap) if callable(part) else part for name, part in parts.items()}
-        torch.save(content | made, folder / "model.pt")
-
-    return change
-
-
-def no_dictionary(folder, trap):
-    torch.save([1], folder / "model.pt")
+def holding(**parts):
+    """What makes other content of a checkpoint's common part."""
+    return lambda content, trap: content | parts
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harmed", "words"),
     [
-        (changed(optimizer=Command), "model.pt holds an object that is not plain data"),
         (
-            changed(parameters={"weight": torch.empty(20, 20, device="meta")}),
+            lambda content, trap: {**content, "optimizer": Command(trap)},
+            "model.pt holds an object that is not plain data",
+        ),
+        (
+            holding(parameters={"weight": torch.empty(20, 20, device="meta")}),
             "model.pt holds a tensor without values, on the device meta",
         ),
         (
-            changed(parameters={"weight": torch.zeros(1).expand(2**40)}),
+            holding(parameters={"weight": torch.zeros(1).expand(2**40)}),
             "model.pt holds a tensor that is larger than the file",
         ),
-        (no_dictionary, "model.pt holds a list, not a dictionary"),
+        (lambda content, trap: [1], "model.pt holds a list, not a dictionary"),
     ],
 )
-def test_what_a_hostile_file_holds_is_refused(saved, parts, trap, harm, words):
-    harm(saved, trap)
-    sealed(saved)  # whoever makes such a folder makes its digests too
+def test_what_a_hostile_file_holds_is_refused(saved, parts, trap, harmed, words):
+    content = torch.load(saved / "model.pt", weights_only=True)
+    torch.save(harmed(content, trap), saved / "model.pt")
+    # Whoever makes such a folder makes its digests too.
+    state = json.loads((saved / "state.json").read_text())
+    del state["sha256"]
+    state["files"] = {name: facts_of(saved / name) for name in state["files"]}
+    write_state(saved, state)
     message = refused(load, saved, *parts, JOB)
     assert message.startswith(f"resume.from: {saved} is damaged: {words}")
     assert "; valid: another" in message

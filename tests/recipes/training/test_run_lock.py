@@ -178,22 +178,24 @@ def test_one_of_many_processes_gets_a_lock_that_was_left(tmp_path):
 RUN = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "evaluate_every=null")
 
 
-def test_two_runs_do_not_share_a_folder(photos, tmp_path):
-    run = tmp_path / "run"
-    first = make(photos, run, *RUN)
-    second = make(photos, run, *RUN)
-    seen = []
+def test_a_run_keeps_others_out_and_ends_where_its_lock_is_taken_over(photos, tmp_path):
+    """It leaves the folder as it is."""
+    first, second = make(photos, tmp_path, *RUN), make(photos, tmp_path, *RUN)
+    begin = first.callbacks.step_begin
 
-    def meanwhile(step):
+    def step_begin(step):
         if step == 3:
             assert "is in use by process" in refused(second.run)
-            seen.append(step)
+        if step == 5:
+            left(tmp_path)
+        begin(step)
 
-    first.callbacks.step_begin = meanwhile
-    first.run()
-    assert seen == [3]
-    assert not (run / LOCK).exists()
-    steps = [line["step"] for line in read_metrics(run) if line["split"] == "train"]
+    first.callbacks.step_begin = step_begin
+    message = refused(first.run, kind=StorageError)
+    assert f"another process has taken {tmp_path} over" in message
+    assert checkpoints(tmp_path) == [2, 4]
+    assert json.loads((tmp_path / LOCK).read_text())["machine"] == "elsewhere"
+    steps = [line["step"] for line in read_metrics(tmp_path) if line["split"] == "train"]
     assert steps == sorted({*steps})
 
 
@@ -205,22 +207,6 @@ def test_a_run_that_was_trained_on_meanwhile_is_not_resumed_from_the_past(photos
     again = make(photos, tmp_path, *RUN, "resume=true")
     assert again.step == 4
     again.run()
-
-
-def test_a_run_whose_lock_was_taken_over_ends_and_leaves_the_folder(photos, tmp_path):
-    trainer = make(photos, tmp_path, *RUN)
-    begin = trainer.callbacks.step_begin
-
-    def step_begin(step):
-        if step == 3:
-            left(tmp_path)
-        begin(step)
-
-    trainer.callbacks.step_begin = step_begin
-    with pytest.raises(StorageError, match=r"another process has taken .* over"):
-        trainer.run()
-    assert checkpoints(tmp_path) == [2]
-    assert (tmp_path / LOCK).exists()
 
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(photos, tmp_path):

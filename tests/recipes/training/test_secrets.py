@@ -55,16 +55,9 @@ def test_a_password_in_a_url_is_refused_with_what_is_valid(url):
         assert "s3cr3t" not in message
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [f"https://host/x?sig={SECRET}"],
-        [f"data.path=https://host/x?sig={SECRET}"],  # of a folder
-        [f"data.source=https://host/x?sig={SECRET}"],
-    ],
-)
-def test_a_mistake_in_a_recipe_is_shown_without_secrets(overrides):
-    assert "s3cr3t" not in refused(load, "digits", overrides)
+@pytest.mark.parametrize("key", ["", "data.path=", "data.source="])  # data.path is of a folder
+def test_a_mistake_in_a_recipe_is_shown_without_secrets(key):
+    assert "s3cr3t" not in refused(load, "digits", [f"{key}https://host/x?sig={SECRET}"])
 
 
 def test_credentials_in_netrc_reach_a_web_server(tmp_path, monkeypatch):

@@ -191,15 +191,6 @@ def test_the_recipes_of_the_package_have_the_polynomial_to_the_last_bit(
     assert [found.schedule(s) for s in steps] == [theirs(s) for s in steps]
 
 
-def test_a_step_decay_counts_milestones_from_the_start_of_the_run():
-    milestones = "schedule.milestones=[30ep,6000,80ep]"
-    found = of("schedule.name=step", milestones, "schedule.end=0", "schedule.start=0.1")
-    assert found.milestones == (3000, 6000, 8000)
-    assert found.schedule(0) == 0.1
-    expected = {500: 3.2, 2999: 3.2, 3000: 0.32, 6000: 0.032, 7999: 0.032, 8000: 0.0032}
-    assert {s: found.schedule(s) for s in expected} == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(("keys", "steps"), [([], 6000), (["schedule.decay_from=start"], 5500)])
 def test_a_decay_is_counted_from_the_end_of_warmup_or_the_start(keys, steps):
     found = of("schedule.decay=60ep", *keys)
@@ -211,6 +202,11 @@ def test_a_decay_is_counted_from_the_end_of_warmup_or_the_start(keys, steps):
     ("keys", "rates"),
     [
         (["name=cosine", "end=0.2"], {0: 0, 500: 3.2, 4750: 1.7, TOTAL: 0.2}),
+        # Milestones count from the start of the run.
+        (
+            ["name=step", "milestones=[30ep,6000,80ep]", "end=0", "start=0.1"],
+            {0: 0.1, 500: 3.2, 2999: 3.2, 3000: 0.32, 6000: 0.032, 7999: 0.032, 8000: 0.0032},
+        ),
         (["warmup_shape=quadratic"], {250: 0.8}),
         (["warmup_shape=exponential", "start=0.2"], {250: 0.8}),
         # A warm-up may take the whole run.
