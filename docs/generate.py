@@ -187,8 +187,13 @@ def _prose(text: str) -> str:
         if marked.strip(" ") == _AS_IT_IS:
             parts.append(f"```text\n{rest}\n```")
         else:
-            parts.append(re.sub(r"([*_<>])", r"\\\1", paragraph.replace(_AS_IT_IS, "")))
+            parts.append(re.sub(r"`[^`]*`|[*_<>]", _escaped, paragraph.replace(_AS_IT_IS, "")))
     return "\n\n".join(parts)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A character with a meaning in Markdown, escaped; code as it is."""
+    return found[0] if found[0].startswith("`") else f"\\{found[0]}"
 
 
 def _argument(parameter: Any) -> str:

@@ -1,7 +1,7 @@
 """Barlow Twins (Zbontar et al. 2021, arXiv 2103.03230) with LARS: learn features without labels.
 
 A linear classifier of the features, fitted to 50 labels, is right on more than 80 % of 359 other
-digits; with the untrained encoder, on fewer than 75 %. In half a minute on a CPU core:
+digits with this seed; with the untrained encoder, on fewer than 75 %. In half a minute:
 
     python examples/barlow_twins.py
 """

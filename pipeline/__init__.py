@@ -1,9 +1,6 @@
 """Input: sources, decoding, sharding over ranks and resume.
 
 It needs nvImageCodec, DALI or torchvision to decode images, and Pillow.
-
-Names are imported on first use (PEP 562), so that training does not load what prepares and checks
-data sets, and a recipe can be checked without loading torch.
 """
 
 from typing import TYPE_CHECKING

@@ -50,16 +50,13 @@ class Loader:
         world_size: Number of ranks of the job.
         device: Where batches are delivered; ``"cuda"`` is the current GPU.
         backend: One of ``BACKENDS`` or ``"auto"``, the fastest for ``device`` that is installed.
-        threads: Number of decoding threads, at least 1; by default this rank's share of the
-            machine's cores.
+        threads: Number of decoding threads; by default this rank's share of the machine's cores.
         prefetch: Number of batches prepared in advance; by default 2, or 4 where DALI decodes on a
             GPU of compute capability 9.0 or higher.
-        hw_decoder_load: Share of the JPEG images that the GPU's hardware decoder is given, in
-            [0, 1], where DALI decodes on the GPU; by default 0.95 from compute capability 9.0 on,
-            below it DALI's own.
+        hw_decoder_load: Share of JPEG images, in [0, 1], for the GPU's hardware decoder, where DALI
+            decodes there; by default 0.95 from compute capability 9.0 on, below it DALI's own.
         dtype: Dtype of the images, FP32 or FP16.
-        memory_format: Memory format of the images, ``torch.contiguous_format`` or
-            ``torch.channels_last``.
+        memory_format: Of the images, ``torch.contiguous_format`` or ``torch.channels_last``.
         on_error: What to do with an image that cannot be read or decoded. ``"stop"`` raises;
             ``"skip"`` continues without it, for this epoch if it cannot be read
             (:mod:`~largebatch.pipeline.decode.reader`).
@@ -72,8 +69,7 @@ class Loader:
 
     Attributes:
         timeline: The phases of training, with the conversions between steps, images and epochs.
-        batch_position: Position in the stream of the first image of this rank's last training
-            batch.
+        batch_position: Place in the stream of the first image of this rank's last training batch.
         wait_seconds: Total time that iteration has waited for batches, in seconds.
         replaced: Number of training images substituted so far for unreadable ones.
         reader: Reads the encoded images; None for synthetic images.
@@ -81,8 +77,8 @@ class Loader:
         cores: Number of cores that are this rank's share of the machine.
 
     Raises:
-        DataError: the batch does not divide among the ranks, ``timeline`` is that of another run,
-            or the backend is not installed.
+        DataError: an argument is out of range, the batch does not divide among the ranks,
+            ``timeline`` is that of another run, or the backend is not installed.
     """
 
     def __init__(
@@ -110,12 +106,22 @@ class Loader:
         stages: Sequence[Stage] = (),
         timeline: StageTimeline | None = None,
     ) -> None:
-        if dtype not in (torch.float32, torch.float16):
-            raise DataError(f"unknown dtype {dtype} of images; valid: torch.float32, torch.float16")
-        if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
-            raise DataError(f"hw_decoder_load: {hw_decoder_load} is no share; valid: 0 to 1")
-        if repeats < 1:
-            raise DataError(f"repeats: {repeats} is not valid; valid: 1, for none, or more")
+        load, dtypes = hw_decoder_load, (torch.float32, torch.float16)
+        counts = {
+            "batch_size": batch_size,
+            "micro_batch_size": micro_batch_size,
+            "threads": threads,
+        }
+        counts |= {"prefetch": prefetch, "repeats": repeats}
+        for name, value, is_valid, valid in (
+            *((name, n, n is None or n > 0, "at least 1") for name, n in counts.items()),
+            ("seed", seed, seed >= 0, "at least 0"),
+            ("rank", rank, 0 <= rank < world_size, f"from 0, below world_size ({world_size})"),
+            ("hw_decoder_load", load, load is None or 0 <= load <= 1, "0 to 1"),
+            ("dtype", dtype, dtype in dtypes, ", ".join(map(str, dtypes))),
+        ):
+            if not is_valid:
+                raise DataError(f"{name}: {value} is not valid; valid: {valid}")
         check_options(on_error, verify)
         self.source = source
         self.transform = transform

@@ -1,34 +1,15 @@
-"""Recipes and the trainer that runs them. Needs ``largebatch[recipes]``.
+"""Recipes and the trainer that runs them. Needs ``largebatch[recipes]``."""
 
-Names are loaded when first used, so that the command line can show its help without torch.
-"""
+from typing import TYPE_CHECKING
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from .._lazy import lazily
 
 if TYPE_CHECKING:
     from .errors import RecipeError
     from .schema.load import load
     from .schema.names import recipe_names
     from .schema.recipe import Recipe
+else:
+    __getattr__, __dir__ = lazily(__name__, __file__)
 
 __all__ = ["Recipe", "RecipeError", "load", "recipe_names"]
-
-_MODULES = {
-    "Recipe": ".schema.recipe",
-    "RecipeError": ".errors",
-    "load": ".schema.load",
-    "recipe_names": ".schema.names",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -1,132 +1,71 @@
-"""Small files that a run left or a person wrote: read within bounds, as plain data.
+"""Small files that a run left or a person wrote, read as plain data.
 
-Such a file may be damaged in any way, or be no file: opening a FIFO would wait for ever, and a
-device may have no end. Who reads one here gets its content, an OSError or a DamagedFileError, and
-values of a stated type. Imports nothing heavy.
+Such a file may be damaged in any way. Who reads one here gets its content, an OSError or a
+DamagedFileError, and values of a stated type. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import stat
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: Most bytes of a file, unless its reader says otherwise; parsed, it takes up to 20 times as many.
-MOST_BYTES = 2**24
-#: Most lists and objects inside each other: who walks them has Python's limit of 1,000 calls.
-DEEPEST = 64
-
-
-#: Most values, those of a YAML alias counted wherever it stands.
-MOST_VALUES = 2**20
 #: Largest number: beyond those of FP32, and its products are numbers too.
 LARGEST = 1e100
-
-
-_TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 
 
 class DamagedFileError(ValueError):
     """Raised for a file whose content is not what it should be; the message says what it is."""
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a regular file of at most ``most`` bytes, without waiting for anybody to write it."""
+def read_text(path: Path) -> str:
+    """Read a file of UTF-8."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DamagedFileError("it is no regular file")
-            content = file.read(most + 1)
-    except IsADirectoryError:
-        raise DamagedFileError("it is a folder") from None
-    if len(content) > most:
-        raise DamagedFileError(f"it has more than {most:,} bytes")
-    return content
-
-
-def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Read a file of UTF-8; raises as :func:`read_bytes` does, and for other text."""
-    try:
-        return read_bytes(path, most).decode()
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DamagedFileError(str(error)) from None
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON of bounded depth."""
+    """Parse JSON."""
     try:
-        content: Any = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):  # also of bytes that are no UTF-8
         raise DamagedFileError("it is not JSON") from None
-    # Counting is quicker than looking, and mostly enough.
-    if text.count(b"[") + text.count(b"{") > DEEPEST:
-        check_plain(content)
-    return content
 
 
 def parse_yaml(content: str, loader: Any = None) -> Any:
-    """Parse YAML of bounded depth and size."""
+    """Parse YAML whose keys are text."""
     import yaml
 
+    # The loader in C, if it was built, is ten times as fast.
+    loader = loader or getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if loader is None and hasattr(yaml, "CSafeLoader"):  # ten times as fast, if it was built
-            loader = yaml.CSafeLoader
-            _check_nesting(yaml.parse(content, loader))  # on which the C code would crash
-        found: Any = yaml.load(content, loader or yaml.SafeLoader)
+        found: Any = yaml.load(content, loader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise DamagedFileError(f"{line}{error.problem}") from None
-    except DamagedFileError:
-        raise
-    except RecursionError:
-        raise DamagedFileError(_TOO_DEEP) from None
     except Exception as error:  # PyYAML has many for a value that is not of its tag
         problem = " ".join(str(error).split()) or type(error).__name__
         raise DamagedFileError(problem) from None
-    check_plain(found)
+    _check_keys(found)
     return found
 
 
-def _check_nesting(events: Iterable[Any]) -> None:
-    depth = 0
-    for event in events:
-        kind = type(event).__name__
-        depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
-        if depth > DEEPEST:
-            raise DamagedFileError(_TOO_DEEP)
+def _check_keys(content: Any) -> None:
+    if not isinstance(content, dict | list):
+        return
+    for key in content if isinstance(content, dict) else ():
+        if not isinstance(key, str):
+            raise DamagedFileError(f"the key {key!r:.40} is not text")
+    for part in content.values() if isinstance(content, dict) else content:
+        _check_keys(part)
 
 
-def check_plain(content: Any) -> None:
-    """Check that lists, objects and integers are of bounded size, and that keys are text."""
-    left = MOST_VALUES
-
-    def visit(value: Any, depth: int) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise DamagedFileError(f"it has more than {MOST_VALUES:,} values")
-        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
-            raise DamagedFileError(f"it has an integer beyond {LARGEST:g}")
-        if not isinstance(value, dict | list):
-            return
-        if not depth:
-            raise DamagedFileError(_TOO_DEEP)
-        for part in value.values() if isinstance(value, dict) else value:
-            visit(part, depth - 1)
-        for key in value if isinstance(value, dict) else ():
-            if not isinstance(key, str):
-                raise DamagedFileError(f"the key {key!r:.40} is not text")
-
-    visit(content, DEEPEST)
-
-
-def read_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Read the object in a JSON file; raises as :func:`read_bytes` does, and for other content."""
-    content = parse_json(read_bytes(path, most))
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file; raises DamagedFileError for other content."""
+    content = parse_json(path.read_bytes())
     if not isinstance(content, dict):
         raise DamagedFileError("it is not an object")
     return content
@@ -169,7 +108,3 @@ def write_text(path: Path, content: str) -> None:
             partial.unlink(missing_ok=True)
         error.filename = str(path)
         raise
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

@@ -124,7 +124,10 @@ def start_module(
     cwd: Path,
     environment: Mapping[str, str] | None = None,
 ) -> multiprocessing.process.BaseProcess:
-    """Start ``python -m module arguments`` in a process that has done the slow imports already."""
+    """Start ``python -m module arguments`` in a process that has done the slow imports already.
+
+    Or ``python script arguments``, where the module is the path of a script.
+    """
     process = CONTEXT.Process(
         target=_module, args=(module, list(arguments), out, cwd, dict(environment or {}))
     )
@@ -170,9 +173,14 @@ def _module(
     os.dup2(file, 2)
     sys.argv = [module, *arguments]
     torch.set_num_threads(1)
-    if module == "torch.distributed.run":
+    is_script = module.endswith(".py")
+    if is_script or module == "torch.distributed.run":
         _serve_forks()
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if is_script:  # whose processes are spawned, which here are forked, too
+        multiprocessing.get_context = lambda method=None: CONTEXT
+        runpy.run_path(module, run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _serve_forks() -> None:

@@ -1,13 +1,12 @@
 """The rules of the house that a machine can check, as ceilings that are lowered to their goals.
 
-DESIGN.md has the rules and the product's goals. Held here: where ``Recipe`` stops (rule 1), who
-knows a run's metrics (part of 2), lines by folder (5), recipe keys (6), the length of a file and of
-``Trainer.__init__``. ``test_imports.py`` holds rule 4. Rules 3, 7 and the rest of 2 need a reader.
+They are where ``Recipe`` stops, who knows a run's metrics, lines by folder, recipe keys, and the
+length of a file and of ``Trainer.__init__``.
 
 A figure may not pass its ceiling: who adds lines deletes as many, and lines that move to another
 folder take their part of its ceiling along. Nor may a ceiling stay above what was reached; the
 message has the figure to lower it to. Ceilings of lines have slack, 5 % and at least 100 lines: a
-deletion of a few lines needs no edit here, and a folder at its goal keeps the 5 % of rule 5.
+deletion of a few lines needs no edit here, and a folder at its goal keeps the 5 %.
 """
 
 import ast

@@ -52,10 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until", type=float, default=570.0, metavar="SECONDS")
     parser.add_argument("--dry", action="store_true", help="small shapes on the CPU")
     parser.add_argument(
-        "--cifar10",
-        type=Path,
-        metavar="PATH",
-        help="folder or .tar.xz with train/, and test/ or val/",
+        "--cifar10", type=Path, metavar="FOLDER", help="with train/CLASS/ and val/CLASS/"
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
@@ -65,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.until <= 0:
         parser.error(f"--until must be above 0, not {options.until:g}")
     if options.cifar10 and not options.cifar10.exists():
-        parser.error(f"--cifar10: no file or folder {options.cifar10}")
+        parser.error(f"--cifar10: no folder {options.cifar10}")
     if options.dry:  # before anything imports Triton, which reads it at import
         os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -30,8 +30,8 @@ from torch import Tensor
 #: Bernstein 2025 (timm's ``rms_to_rms``), LARS, and airbench94_muon, which has none.
 ADJUST_LR_FNS = ("original", "match_rms_adamw", "spectral_unclamped", "trust_ratio", "none")
 
-#: How the weight ``[out, in, ...]`` of a convolution is orthogonalised, by timm's names: as one
-#: matrix ``[out, in x positions]``, or as one matrix ``[out, in]`` for each position of the kernel.
+#: How the weight ``[out, in, ...]`` of a convolution is orthogonalised, by timm's names. It is one
+#: matrix ``[out, in x positions]``, or a matrix ``[out, in]`` for each position of the kernel.
 CONV_MODES = ("flatten", "batched")
 
 

@@ -23,10 +23,13 @@ T = TypeVar("T")
 
 
 class Batch(NamedTuple):
-    """A micro-batch on the device."""
+    """A micro-batch on the device.
 
-    images: Tensor  #: Normalised, FP32 or FP16, shape ``[n, 3, image_size, image_size]``.
-    labels: Tensor  #: Class numbers, int64, shape ``[n]``.
+    Normalised images, FP32 or FP16, ``[n, 3, image_size, image_size]``, and labels, int64, ``[n]``.
+    """
+
+    images: Tensor
+    labels: Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ class Transform:
     translate: int = 0
     eval_resize: int = 256  #: Pixels of the shorter side before the central crop of evaluation.
     interpolation: str = "bilinear"  #: How images are resized, one of :data:`INTERPOLATIONS`.
-    #: Operations on training images after the flip (:mod:`.policy`): ``"ta_wide"``,
+    #: Operations on training images after the flip (:mod:`.policy`), by name. ``"ta_wide"``,
     #: ``"3_augment"``, or RandAugment in timm's notation, such as ``"rand-m7-mstd0.5-inc1"``.
     auto_augment: str | None = None
     #: Probability that a part of a training image is erased (:mod:`.erasing`).
@@ -56,8 +56,10 @@ class Transform:
     std: tuple[float, float, float] = IMAGENET_STD  #: Of the RGB channels, in 0..1.
 
     def __post_init__(self) -> None:
-        size = self.image_size
+        size, flip = self.image_size, self.flip
         for name, is_valid, valid in (
+            ("image_size", size > 0, "at least 1"),
+            ("flip", flip == "alternating" or 0 <= flip <= 1, "0 to 1, or alternating"),
             ("eval_resize", self.eval_resize >= size, f"at least image_size ({size})"),
             ("translate", 0 <= self.translate < size, f"at least 0, below image_size ({size})"),
             ("interpolation", self.interpolation in INTERPOLATIONS, ", ".join(INTERPOLATIONS)),

@@ -70,12 +70,10 @@ def comm_tune(
     size. The three plans that should be best, and DDP's default, then race under a running
     backward pass; a tie keeps the simpler plan. Train with comm.plan=FILE to use the winner.
 
-    On several machines, run this on each of them:
+    On several machines, give torchrun, as `largebatch train --help` shows it,
 
     \b
-      torchrun --nnodes N --nproc-per-node GPUS
-          --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-          -m largebatch.recipes comm tune [OPTIONS]
+      -m largebatch.recipes comm tune [OPTIONS]
     """
     from ..launcher import is_first_of_machine
     from ..training.process import reported_once

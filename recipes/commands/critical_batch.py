@@ -68,12 +68,10 @@ def critical_batch(
     \b
       largebatch critical-batch digits --batches 32,64,128 --epochs 6
 
-    On several machines, run this on each of them:
+    On several machines, give torchrun, as `largebatch train --help` shows it,
 
     \b
-      torchrun --nnodes N --nproc-per-node GPUS
-          --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-          -m largebatch.recipes critical-batch RECIPE [OPTIONS]
+      -m largebatch.recipes critical-batch RECIPE [OPTIONS]
     """
     from ..launcher import is_first_of_machine
     from ..ranks import device_of, joined

@@ -29,9 +29,8 @@ def export(
 
     Writes the weights, a README.md in the form of the Hugging Face Hub (recipe, data, accuracy,
     versions, how to load), and the recipe. What was written is read back, and its outputs are
-    compared with the model's. resnet9, airbench, alexnet_bn and models of your own go to
-    safetensors and onnx; models of timm also to timm, with a config.json from which
-    timm.create_model makes the model. onnx needs largebatch[onnx].
+    compared with the model's. For timm there is also a config.json, from which timm.create_model
+    makes the model. onnx needs largebatch[onnx].
 
     \b
       largebatch export runs/digits/2026-01-31_10-00-00 --to timm --out export

@@ -53,6 +53,9 @@ def train(
         from ..schema.load import load
 
         loaded = load(recipe, values)  # before the imports that take seconds
+        from ..ranks import device_of
+
+        device_of(loaded.recipe, nproc - 1)  # and this before those that take longer
         from ..train import check
         from ..train import train as train_here
         from ..training.process import age_seconds

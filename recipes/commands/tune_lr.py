@@ -62,12 +62,10 @@ def tune_lr(
     into tuning/RECIPE. The recipe is the best so far after each trial, and whatever ends the
     search. The same command resumes a search that was interrupted.
 
-    To train each trial on several machines, run this on each of them:
+    On several machines, give torchrun, as `largebatch train --help` shows it,
 
     \b
-      torchrun --nnodes N --nproc-per-node GPUS
-          --rdzv-backend c10d --rdzv-endpoint HOST:PORT
-          -m largebatch.recipes tune lr RECIPE [KEY=VALUE]... [OPTIONS]
+      -m largebatch.recipes tune lr RECIPE [KEY=VALUE]... [OPTIONS]
     """
     from ..launcher import is_first_of_machine
     from ..schema.load import load

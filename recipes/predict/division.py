@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from ..errors import RecipeError
@@ -19,35 +20,28 @@ def gpu_counts(text: str) -> list[int]:
 
 
 def fit(recipe: Recipe, gpus: int) -> tuple[Recipe, tuple[str, ...]]:
-    """A recipe with the largest micro-batches that divide on some GPUs; a line for each change."""
-    changes: dict[str, int] = {}
-    lines = []
-    batch, micro, unit = recipe.batch_size, recipe.micro_batch_size, recipe.micro_batch_unit
-    stages = []
-    for index, stage in enumerate((None, *recipe.stages)):
-        where = ""
-        if stage is not None:
-            where = f"stages.{index - 1}."
-            batch, micro = stage.batch_size or batch, stage.micro_batch_size or micro
-        if batch % gpus:
-            raise RecipeError(_undivided(f"{where}batch_size", batch, gpus))
-        share, fits = batch // gpus, micro
-        if micro and share % micro:
-            fits = max((n for n in _divisors(share) if n <= micro and n % unit == 0), default=None)
-            if fits is None:
-                raise RecipeError(
-                    f"--gpus: {share} images of each of {gpus} GPUs do not divide into "
-                    f"multiples of {unit} (batch_norm.images, mixing.group); valid: fewer GPUs"
-                )
-            lines.append(
-                f"{gpus:,} GPUs need {where}micro_batch_size={fits}, {share // fits} accumulated: "
-                f"{batch:,} / {gpus:,} = {share:,} images per GPU are no multiple of {micro}"
-            )
-        if stage is None and fits:
-            changes["micro_batch_size"] = fits
-        elif stage is not None:
-            stages.append(stage.model_copy(update={"micro_batch_size": fits}))
-    return recipe.model_copy(update={**changes, "stages": tuple(stages)}), tuple(lines)
+    """A recipe with the largest micro-batch that divides on some GPUs; a line if it changed."""
+    micro, unit = recipe.micro_batch_size, recipe.micro_batch_unit
+    stages = {f"stages.{i}.batch_size": stage.batch_size for i, stage in enumerate(recipe.stages)}
+    batches = {key: n for key, n in {"batch_size": recipe.batch_size, **stages}.items() if n}
+    for key, images in batches.items():
+        if images % gpus:
+            raise RecipeError(_undivided(key, images, gpus))
+    batch = next((n for n in batches.values() if micro and n // gpus % micro), None)
+    if not micro or not batch:
+        return recipe, ()
+    common, share = math.gcd(*batches.values()) // gpus, batch // gpus
+    fits = max((n for n in _divisors(common) if n <= micro and n % unit == 0), default=None)
+    if fits is None:
+        raise RecipeError(
+            f"--gpus: {share} images of each of {gpus} GPUs do not divide into multiples of {unit} "
+            "(batch_norm.images, mixing.group); valid: fewer GPUs"
+        )
+    line = (
+        f"{gpus:,} GPUs need micro_batch_size={fits}, {recipe.batch_size // gpus // fits} "
+        f"accumulated: {batch:,} / {gpus:,} = {share:,} images per GPU are no multiple of {micro}"
+    )
+    return recipe.model_copy(update={"micro_batch_size": fits}), (line,)
 
 
 def _undivided(key: str, batch: int, gpus: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import RecipeError, did_you_mean
+from ..errors import RecipeError, but_valid
 
 #: The model and image size for which the throughputs hold.
 MODEL, IMAGE_SIZE = "resnet50", 224
@@ -193,8 +193,8 @@ def links_named(text: str) -> tuple[str, str]:
     for name, table, where in ((intra, INTRA, "inside a node"), (inter, INTER, "between nodes")):
         if not plus or name not in table:
             raise RecipeError(
-                f"--links: {text!r} has no known link {where}{did_you_mean(name, list(table))}; "
-                f"valid: INTRA+INTER with INTRA from {', '.join(INTRA)} and INTER from "
+                f"--links: {text!r} has no known link {where}{but_valid(name, list(table))}: "
+                f"INTRA+INTER with INTRA from {', '.join(INTRA)} and INTER from "
                 f"{', '.join(INTER)}"
             )
     return intra, inter

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...comm import StepTime, straggler_slowdown
-from ..errors import RecipeError, did_you_mean
+from ..errors import RecipeError, but_valid
 from ..schema.recipe import Recipe
 from .presets import GPUS, IMAGE_SIZE, MODEL, STRAGGLER_SIGMA, Between, Fixed, Gpu
 
@@ -39,7 +39,7 @@ def gpu_named(name: str | None) -> Gpu | None:
     """Return a preset; None without a name."""
     if name is not None and name not in GPUS:
         raise RecipeError(
-            f"--gpu: unknown GPU {name!r}{did_you_mean(name, list(GPUS))}; valid: {', '.join(GPUS)}"
+            f"--gpu: unknown GPU {name!r}{but_valid(name, list(GPUS))}: {', '.join(GPUS)}"
         )
     return None if name is None else GPUS[name]
 
@@ -47,21 +47,27 @@ def gpu_named(name: str | None) -> Gpu | None:
 def find_speed(recipe: Recipe, gpu: str | None, measured: str | None) -> Speed:
     """The time of a step from a preset, or ``measured`` as ``[GPUSx]IMAGES:RATE``, one or two."""
     preset, model, size = gpu_named(gpu), recipe.model.name, recipe.data.image_size
-    fits = (model, size) == (MODEL, IMAGE_SIZE)
     if measured is not None:
+        fits = (model, size) == (MODEL, IMAGE_SIZE)
         return _from_measured(measured, preset if fits else None)
     valid = "such as 256:2470 for 2,470 images/s of one GPU with 256 images"
     if preset is None:
         raise RecipeError(f"--measured: missing; valid: {valid}, or a preset by --gpu")
-    if not fits:
+    if model != MODEL:
         raise RecipeError(
-            f"--measured: missing; the preset of {gpu} is for {MODEL} at {IMAGE_SIZE} pixels only; "
-            f"valid: the throughput of {model} at {size} pixels, {valid}"
+            f"--measured: missing; the preset of {gpu} is for {MODEL} only; valid: the throughput "
+            f"of {model} at {size} pixels, {valid}"
         )
-    rate, fixed = preset.rate, preset.fixed
+    rate, fixed, between = preset.rate, preset.fixed, preset.between
     best = Measured(rate.gpus, rate.images, rate.images_per_second)
-    sources = (f"speed: {best}: {rate.source}", _stated(fixed))
-    return Speed(_line(best, fixed.seconds), best, preset.between, fixed.images, sources)
+    sources, holds = [f"speed: {best}: {rate.source}", _stated(fixed)], fixed.images
+    if size != IMAGE_SIZE:  # images of as many pixels take as long
+        more = (IMAGE_SIZE / size) ** 2
+        best = Measured(rate.gpus, round(rate.images * more), rate.images_per_second * more)
+        between = Between(between.low * more, between.high * more, between.source)
+        holds = (round(holds[0] * more), round(holds[1] * more))
+        sources.append(f"at {size} pixels: {best}: scaled by pixels from {IMAGE_SIZE} (assumed)")
+    return Speed(_line(best, fixed.seconds), best, between, holds, (*sources,))
 
 
 def _line(measured: Measured, fixed_seconds: float) -> StepTime:

@@ -35,7 +35,7 @@ from ..words import count
 #: Keys of a recipe that say where a run lies and what is written beside it, and not how it trains:
 #: runs that differ in them alone are runs of one recipe.
 _BESIDE = (
-    *("name", "run_dir", "resume", "track", "profile", "mlperf"),
+    *("run_dir", "resume", "track", "profile"),
     *("log_every", "trust_ratios_every", "gradient_noise_every"),
 )
 #: Facts of a run beside its recipe, by their keys in ``summary.json``.

@@ -1,4 +1,7 @@
-"""The section ``data`` of a recipe: the images, and how they are read and augmented."""
+"""The sections ``data``, ``mixing`` and ``loss``: images, their labels, and what is minimized.
+
+The keys of ``mixing`` and ``loss`` are those of timm, under shorter names.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,19 @@ from ...pipeline import (
     check_secrets,
     without_secrets,
 )
-from .types import Float, Int, Positive, PositiveInt, Range, Section, Share, must_be, one_of, wrong
+from .types import (
+    Float,
+    Int,
+    NotNegative,
+    Positive,
+    PositiveInt,
+    Range,
+    Section,
+    Share,
+    must_be,
+    one_of,
+    wrong,
+)
 
 
 class Data(Section):
@@ -47,20 +62,18 @@ class Data(Section):
     classes: PositiveInt = 1000
     """Synthetic data only: number of classes."""
     holdout: PositiveInt | None = None
-    """Number of training images that are held out of training and evaluated in place of val, for
-    tuning."""
+    """Number of training images that are held out and evaluated in place of val, for tuning."""
     backend: one_of("auto", *BACKENDS) = "auto"  # type: ignore[valid-type]
     """Image decoder; auto: the fastest that is installed, which is DALI on a GPU and for images of
     less than 192 pixels, else nvImageCodec."""
     threads: PositiveInt | None = None
-    """Number of decoding threads per rank. Default: the cores divided by the ranks of the
-    machine."""
+    """Number of decoding threads per rank. Default: the machine's cores divided by its ranks."""
     prefetch: PositiveInt | None = None
     """Number of micro-batches decoded ahead of use. Default: 2, or 4 with DALI on a GPU of compute
     capability 9.0 or higher."""
     on_error: one_of(*ON_ERROR) = "stop"  # type: ignore[valid-type]
-    """What to do about an unusable image: stop, or skip it and list it in the run folder. One that
-    cannot be read now is read again in the next epoch."""
+    """What to do about an unusable image: stop, or skip it, name it in one warning and count it in
+    summary.json. One that cannot be read now is read again in the next epoch."""
     verify: one_of(*VERIFY) = "decode"  # type: ignore[valid-type]
     """Which images are unreadable, for on_error. decode: those that the backend cannot decode; of a
     damaged one it may use a part. strict: also damaged ones, the same with every backend, found by
@@ -68,11 +81,9 @@ class Data(Section):
     image_size: PositiveInt = 224
     """Height and width of training images, in pixels."""
     eval_size: PositiveInt | None = None
-    """Height and width of evaluated images, in pixels. Default: image_size, or that of the last
-    stage."""
+    """Height and width of evaluated images, in pixels. Default: as at the end of training."""
     eval_resize: PositiveInt = 256
-    """Length in pixels that the shorter side of an evaluated image is resized to before the central
-    crop."""
+    """Pixels that the shorter side of an evaluated image is resized to before the central crop."""
     eval_interpolation: one_of(*INTERPOLATIONS) = "bilinear"  # type: ignore[valid-type]
     """How evaluated images are resized, antialiased."""
     train_interpolation: one_of(*INTERPOLATIONS) = "bilinear"  # type: ignore[valid-type]
@@ -131,7 +142,52 @@ class Data(Section):
                 raise wrong(key, f"{least:g} is above {most:g}; valid: [smallest, largest]")
         if self.crop_area[1] > 1:
             raise wrong("crop_area", "a crop cannot exceed the image; valid: at most 1")
-        if self.translate >= self.image_size:
-            what = f"{self.translate} would move images out of view; valid: below image_size,"
-            raise wrong("translate", f"{what} {self.image_size}")
+        return self
+
+
+class Mixing(Section):
+    """Mixup and CutMix: training images blended with others of their group."""
+
+    mixup: NotNegative = 0.0
+    """Alpha of the Beta(alpha, alpha) distribution from which mixup draws an image's own weight
+    (Zhang et al. 2017); 0: no mixup."""
+    cutmix: NotNegative = 0.0
+    """Alpha of the Beta(alpha, alpha) distribution from which CutMix draws the share of an image
+    outside of the box that it takes from another (Yun et al. 2019); 0: no CutMix. With mixup, half
+    of the groups have either."""
+    group: PositiveInt = 32
+    """Number of consecutive images, even, whose halves are mixed with one another, with one weight
+    or one box; a divisor of every micro-batch. Every number of ranks then mixes the same images.
+    From twice data.repeats on, no image is mixed with itself."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any image can be mixed."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Mixing:
+        if self.group % 2:
+            raise wrong("group", f"{self.group} images do not pair up; valid: an even number")
+        return self
+
+
+class Loss(Section):
+    """The loss of training."""
+
+    name: Literal["cross-entropy", "binary-cross-entropy"] = "cross-entropy"
+    """What is minimized. cross-entropy: that of the softmax over classes; binary-cross-entropy:
+    that of a sigmoid for each class."""
+    threshold: Annotated[Float, Field(ge=0, lt=1)] | None = None
+    """Binary cross-entropy only: targets above it, after mixing and smoothing, count as 1 and
+    others as 0; null: as they are."""
+    sum_classes: bool = False
+    """Binary cross-entropy only: add up the classes, in place of their mean."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Loss:
+        for key, default in (("threshold", "null"), ("sum_classes", "false")):
+            if self.name == "cross-entropy" and getattr(self, key) not in (None, False):
+                what = "only for name binary-cross-entropy; valid with name"
+                raise wrong(key, f"{what} {self.name}: {default}")
         return self

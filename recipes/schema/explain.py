@@ -49,7 +49,11 @@ def _explain(error: ValidationError) -> str:
         return f"{'.'.join([*where, first['ctx']['key']])}: {message}"
     if first["type"] == "value_error":
         return f"{key}: {message}"
+    if first["type"] == "model_type":
+        inner = next(each.name for each in all_keys() if each.section == where[0])
+        message = f"Input should be its keys, such as {inner}"
     given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
+    message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "keys")
     return f"{key}: {message[0].lower()}{message[1:]}{given}"
 
 

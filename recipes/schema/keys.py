@@ -16,6 +16,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from ...lars import Span
+from .optimizers import users
 from .recipe import Recipe
 from .types import span_as_plain
 
@@ -65,9 +66,10 @@ def schema() -> dict[str, Any]:
     content = Recipe.model_json_schema(schema_generator=_Generator)
     for section in (content, *content["$defs"].values()):
         section.pop("required", None)
-        for key in section["properties"].values():
+        for name, key in section["properties"].items():
             if "description" in key:  # of several lines, as in the source
-                key["description"] = " ".join(key["description"].split())
+                text = " ".join(key["description"].split())
+                key["description"] = text.replace("{users}", users(name))
     content["properties"] = {EXTENDS: _EXTENDS, **content["properties"]}
     return content
 
@@ -146,11 +148,9 @@ def _type(node: dict[str, Any], many: bool = False) -> str:
 
 
 def _default(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    values = value if isinstance(value, list) else []
-    short = [round(v, 4) if isinstance(v, float) else v for v in values]
-    return json.dumps(short if isinstance(value, list) else value)
+    if isinstance(value, list):
+        value = [round(v, 4) if isinstance(v, float) else v for v in value]
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _names(node: dict[str, Any]) -> list[str]:

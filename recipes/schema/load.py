@@ -25,6 +25,7 @@ from .names import CONFIGS, recipe_name, recipe_names
 from .names import RECIPE as RECIPE
 from .optimizers import of_others
 from .recipe import Recipe
+from .retired import without_retired
 from .sections import expand_resume
 
 
@@ -38,19 +39,12 @@ class Loaded:
     notices: tuple[str, ...] = ()  # lines to show, such as how the learning rate was scaled
 
 
-def load(
-    name: str,
-    overrides: Iterable[str] = (),
-    *,
-    called: str | None = None,
-    asks_timm: bool = True,
-) -> Loaded:
+def load(name: str, overrides: Iterable[str] = (), *, asks_timm: bool = True) -> Loaded:
     """Load a recipe by its name or by the path of its YAML file.
 
     Args:
         name: Name of a packaged recipe, or a path that ends in ``.yaml``.
         overrides: ``key=value``, with dots for keys of sections; values are YAML.
-        called: Name of the recipe, where its file has another, as in the folder of a run.
         asks_timm: Whether to fill in ``data.mean`` and ``data.std`` of published weights, for which
             timm is imported.
 
@@ -59,8 +53,7 @@ def load(
             valid.
     """
     path = find(name)
-    called = called or _name_of(path)
-    return _load(_levels(path, ()), overrides, called, _head(path), asks_timm=asks_timm)
+    return _load(_levels(path, ()), overrides, _name_of(path), _head(path), asks_timm=asks_timm)
 
 
 def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
@@ -153,6 +146,8 @@ def _levels(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
         raise RecipeError(f"recipe {path}: not YAML in UTF-8: {error}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"recipe {path}: no keys found; valid: lines such as `epochs: 90`")
+    if path.name == RECIPE:
+        content = without_retired(content)
     base = content.pop("extends", None)
     below = [] if base is None else _levels(find(str(base), path.parent), chain)
     return [*below, content]
@@ -185,17 +180,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-for _tag, _form in (
-    ("int", r"(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"),
-    (
-        "float",
-        r"(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*\.[0-9_]*)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
-    ),
-):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(_form), list("-+0123456789.")
-    )
+_INT = r"(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"
+_FLOAT = (
+    r"(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*\.[0-9_]*)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+for _tag, _form in (("int", _INT), ("float", _FLOAT)):
+    _tag = f"tag:yaml.org,2002:{_tag}"
+    _Loader.add_implicit_resolver(_tag, re.compile(_form), list("-+0123456789."))
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -282,9 +274,12 @@ _LEAST = yaml.safe_load(
 
 
 def with_defaults(old: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of an earlier version with the keys that it lacks, at their defaults.
+    """The recipe of an earlier version in today's keys: those that it lacks at their defaults.
 
     That version did what these defaults say.
+
+    Raises:
+        RecipeError: A retired key has another value than by default.
     """
     defaults = Recipe.model_validate(_LEAST).model_dump(mode="json", by_alias=True)
-    return _merge(defaults, old)
+    return _merge(defaults, without_retired(old))

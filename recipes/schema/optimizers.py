@@ -50,11 +50,7 @@ class Entry:
 
 
 def _of(module: str, name: str) -> Callable[[str], Callable[..., Any]]:
-    def load(device_type: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(import_module(module, __package__), name)
-        return found
-
-    return load
+    return lambda device_type: getattr(import_module(module, __package__), name)
 
 
 def _lamb(device_type: str) -> Callable[..., Any]:
@@ -248,7 +244,7 @@ def check_arguments(entry: Entry, make: Callable[..., Any], args: Mapping[str, A
 def users(key: str) -> str:
     """The optimizers of the table that take a key, such as ``"lars and muon"``."""
     names = [entry.name for entry in OPTIMIZERS.values() if key in entry.own_keys]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def of_others(name: str, keys: Iterable[str]) -> tuple[str, ...]:

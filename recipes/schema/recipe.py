@@ -1,7 +1,6 @@
 """The schema of a recipe: every key, its type, its default and its meaning.
 
-pydantic checks it. Whatever can be checked without the data and the machine is checked here; the
-trainer checks the rest before the first step.
+pydantic checks what needs neither data nor machine; the trainer the rest, before the first step.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISION_NAMES
 from ...lars import Span
-from .data import Data
-from .optimizers import OPTIMIZERS, UNSCALING, entry_of
-from .profile import Profile
+from .data import Data, Loss, Mixing
+from .optimizers import UNSCALING, entry_of
 from .sections import (
     BatchNorm,
     Checkpoint,
@@ -24,6 +22,7 @@ from .sections import (
     Init,
     Model,
     Optimizer,
+    Profile,
     Resume,
     Schedule,
     Stage,
@@ -31,7 +30,6 @@ from .sections import (
     expand_callbacks,
     expand_resume,
 )
-from .targets import Loss, Mixing
 from .types import (
     Float,
     Int,
@@ -54,9 +52,8 @@ def _own_name(value: Any) -> Any:
 #: What these keys take in a file, for the JSON schema: short forms and other names too.
 _PrecisionName = one_of("auto", *PRECISION_NAMES, *OPT_LEVELS)
 _ResumeForm = Resume | bool | str | None
-Tracker = Literal["tensorboard", "wandb", "mlflow", "mlperf"]
-#: What ``callbacks`` takes in a file, for the JSON schema.
 _CallbacksForm = str | UserCallback | tuple[str | UserCallback, ...]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "mlperf"]
 
 
 def _listed(value: Any) -> Any:
@@ -78,8 +75,7 @@ class Recipe(Section):
     batch_size: PositiveInt
     """Global batch size: images per update, over all ranks."""
     micro_batch_size: PositiveInt | None = None
-    """Images per rank and forward pass; gradients are accumulated up to batch_size. Default:
-    batch_size / ranks."""
+    """Images per rank and forward pass, accumulated to batch_size. Default: batch_size / ranks."""
     batch_norm: BatchNorm = BatchNorm()
     scale: Literal["linear", "sqrt"] | None = None
     """Rule that derives optimizer.lr where batch_size differs from the recipe that is extended or
@@ -136,11 +132,8 @@ class Recipe(Section):
     """Interval between evaluations; null: none."""
     log_every: Period = Span(10, "")
     """Interval between lines of metrics of the training loss."""
-    trust_ratios_every: Period | None = Field(
-        None,
-        description=f"For {' and '.join(e.name for e in OPTIMIZERS.values() if e.trust_ratios)}: "
-        "interval between histograms of each layer's trust ratio; null: none.",
-    )
+    trust_ratios_every: Period | None = None
+    """For lars and muon: interval between histograms of each layer's trust ratio; null: none."""
     gradient_noise_every: Period | None = None
     """Interval between steps that measure the gradient noise scale, noise_scale in the metrics;
     null: none. Needs accumulation or several ranks."""
@@ -165,8 +158,7 @@ class Recipe(Section):
         Resume, BeforeValidator(expand_resume, json_schema_input_type=_ResumeForm)
     ] = Resume()
     target_accuracy: Annotated[Float, Field(gt=0, le=100)] | None = None
-    """Top-1 accuracy in percent at which the run stops; that of the weights, not of their moving
-    average."""
+    """Top-1 in percent at which the run stops; of the weights, not of their moving average."""
     stop_after: Period | None = None
     """Where to stop early, on the schedule of the whole run."""
 
@@ -201,18 +193,16 @@ class Recipe(Section):
             raise wrong("data.eval_resize", f"{self.data.eval_resize} {what} {self.eval_size}")
         smallest = min([self.data.image_size, *(s.image_size for s in self.stages if s.image_size)])
         if self.data.translate >= smallest:
-            what = f"{self.data.translate} would move the images of a stage out of view; valid: "
-            raise wrong("data.translate", f"{what}below its image_size, {smallest}")
-        batch, micro, where = self.batch_size, self.micro_batch_size, ""
-        for i, stage in enumerate((None, *self.stages)):
-            if stage:
-                where = f"stages.{i - 1}."
-                batch, micro = stage.batch_size or batch, stage.micro_batch_size or micro
-            if micro and batch % micro:
+            what = f"{self.data.translate} would move images out of view"
+            raise wrong("data.translate", f"{what}; valid: below image_size, {smallest}")
+        micro = self.micro_batch_size
+        stages = {f"stages.{i}.batch_size": s.batch_size for i, s in enumerate(self.stages)}
+        for key, batch in {"batch_size": self.batch_size, **stages}.items():
+            if batch and micro and batch % micro:
                 most = next(n for n in range(min(micro, batch), 0, -1) if batch % n == 0)
-                what = f"{micro} does not divide batch_size {batch}; valid: a divisor, such as"
-                raise wrong(f"{where}micro_batch_size", f"{what} {most}")
-            if self.mixing.is_on and (micro or batch) % self.mixing.group:
+                what = f"{micro} does not divide {key} {batch}; valid: a divisor, such as"
+                raise wrong("micro_batch_size", f"{what} {most}")
+            if batch and self.mixing.is_on and (micro or batch) % self.mixing.group:
                 what = f"{self.mixing.group} does not divide a micro-batch of {micro or batch}"
                 raise wrong("mixing.group", f"{what}; valid: an even divisor of it")
         if self.target_accuracy is not None and self.evaluate_every is None:
@@ -220,11 +210,9 @@ class Recipe(Section):
         entry = entry_of(self.optimizer.name)
         ratios = entry.trust_ratios and entry.trust_ratios(self.optimizer.args)
         if self.trust_ratios_every is not None and not ratios:
-            what = f"{self.optimizer.name} has no trust ratios"
-            raise wrong(
-                "trust_ratios_every",
-                what + " with its args" * bool(entry.trust_ratios) + "; valid: null",
-            )
+            why = " with its args" * bool(entry.trust_ratios)
+            what = f"{self.optimizer.name} has no trust ratios{why}; valid: null"
+            raise wrong("trust_ratios_every", what)
         scaled = self.loss_scale != "none"
         if self.precision == "fp16-pure" and entry.unscales is False and scaled:
             what = f"{entry.name} cannot unscale FP16 gradients; valid with fp16-pure"

@@ -1,22 +1,23 @@
 """The sections of a recipe: their keys, with type, default and meaning.
 
-The section ``data`` is in :mod:`.data`. Whatever can be checked without the data and the machine
-is checked here; the trainer checks the rest before the first step.
+The sections ``data``, ``mixing`` and ``loss`` are in :mod:`.data`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...comm import ALGORITHM_NAMES
 from ...lars import DECAY_FROM, DIALECT_NAMES, WARMUP_SHAPES, Span
 from .dotted_path import DottedPath, NameOrPath
-from .optimizers import OPTIMIZERS, known, set_elsewhere, users
+from .optimizers import OPTIMIZERS, known, set_elsewhere
 from .types import (
     Float,
+    Int,
     Length,
     NotNegative,
     Period,
@@ -54,9 +55,7 @@ class BatchNorm(Section):
 
     images: PositiveInt | None = None
     """Ghost batch norm: statistics of slices of this many images, a divisor of the micro-batch."""
-    ranks: Annotated[PositiveInt | Literal["all"] | None, must_be("a number of ranks, or all")] = (
-        None
-    )
+    ranks: Annotated[PositiveInt | Literal["all"] | None, must_be("a number, or all")] = None
     """Synchronized batch norm: statistics over the micro-batches of this many consecutive ranks, a
     divisor of the number of ranks, or of all ranks."""
 
@@ -88,42 +87,33 @@ class Optimizer(Section):
     bias_lr_scale: NotNegative = 1.0
     """Factor of the learning rate of biases and norm layers, over the whole schedule. Barlow Twins
     uses 0.024 (0.0048 and 0.2)."""
-    momentum: Annotated[Float, Field(ge=0, lt=1)] = Field(
-        0.9,
-        description=f"For {users('momentum')}: momentum coefficient. Others take it in args, as "
-        "betas for example.",
-    )
+    momentum: Annotated[Float, Field(ge=0, lt=1)] = 0.9
+    """For {users}: momentum coefficient. Others take it in args, as betas for example."""
     weight_decay: NotNegative = 0.0
     """Weight decay: with lars and sgd the coefficient of an L2 penalty that is added to gradients,
     else what the optimizer makes of it (lamb, adamw and, for hidden weights, muon decouple it from
     the gradients)."""
-    nesterov: bool = Field(False, description=f"For {users('nesterov')}: use Nesterov momentum.")
+    nesterov: bool = False
+    """For {users}: use Nesterov momentum."""
     clip_grad_norm: Positive | None = None
-    """Largest norm of the gradients of a step, all parameters together; larger ones are scaled down
-    to it before the update. null: no clipping."""
+    """Norm of all gradients of a step, to which a larger one is scaled down; null: no clipping."""
     args: dict[str, Any] = Field({})
     """Keyword arguments of the optimizer without a key of their own: betas of adamw; eps,
     denominator and trust_clip of lars. A recipe or override that names another optimizer drops
     them."""
-    trust_coefficient: Positive = Field(
-        1e-3,
-        description=f"For {users('trust_coefficient')}: factor of the trust ratio (eta in You et "
-        "al. 2017); with muon only where adjust_lr_fn is trust_ratio, or rule is lars.",
-    )
-    dialect: one_of(*DIALECT_NAMES) = Field(  # type: ignore[valid-type]
-        "mlperf",
-        description=f"For {users('dialect')}: where the learning rate is applied. mlperf: inside "
-        "the momentum buffer; mlperf-corrected: the same with momentum correction (Goyal et al. "
-        "2017, remark 2); torch, larc and simclr-popular: outside the buffer, as in SGD, where no "
-        "correction is needed; in simclr-popular the trust ratio is that of the momentum.",
-    )
+    trust_coefficient: Positive = 1e-3
+    """For {users}: factor of the trust ratio (eta in You et al. 2017); with muon only where
+    adjust_lr_fn is trust_ratio, or rule is lars."""
+    dialect: one_of(*DIALECT_NAMES) = "mlperf"  # type: ignore[valid-type]
+    """For {users}: where the learning rate is applied. mlperf: inside the momentum buffer;
+    mlperf-corrected: the same with momentum correction (Goyal et al. 2017, remark 2); torch, larc
+    and simclr-popular: outside the buffer, as in SGD, where no correction is needed; in
+    simclr-popular the trust ratio is that of the momentum."""
     decay_bias_and_norm: bool = False
     """Apply weight decay to biases and norm layers too."""
-    adapt_bias_and_norm: bool = Field(
-        False,
-        description=f"For {users('adapt_bias_and_norm')}: apply the trust ratio to biases and norm "
-        "layers too; with muon only where rule is lars.",
-    )
+    adapt_bias_and_norm: bool = False
+    """For {users}: apply the trust ratio to biases and norm layers too; with muon only where rule
+    is lars."""
 
     @model_validator(mode="after")
     def _check(self) -> Optimizer:
@@ -159,8 +149,7 @@ class Schedule(Section):
     decay: Length | None = None
     """Polynomial and cosine: length of the decay. Default: until the end."""
     decay_from: one_of(*DECAY_FROM) = "warmup"  # type: ignore[valid-type]
-    """Polynomial and cosine: whether the decay is counted from the end of warm-up or from the start
-    of the run."""
+    """Polynomial and cosine: count the decay from the end of warm-up, or from the run's start."""
     power: Positive = 2.0
     """Polynomial only: exponent of the decay."""
     end: NotNegative = 0.0
@@ -173,11 +162,8 @@ class Schedule(Section):
         for key, names in _APPLIES_TO.items():
             default = type(self).model_fields[key].default
             if self.name not in names and getattr(self, key) != default:
-                raise wrong(
-                    key,
-                    f"only for name {' or '.join(names)}; valid with name {self.name}: "
-                    f"{json.dumps(default)}",
-                )
+                what = f"only for name {' or '.join(names)}; valid with name {self.name}"
+                raise wrong(key, f"{what}: {json.dumps(default)}")
         if self.name == "step" and not self.milestones:
             raise wrong("milestones", "needed for name step; valid: such as [30ep, 60ep, 80ep]")
         if self.warmup_shape == "exponential" and self.start == 0:
@@ -194,8 +180,6 @@ class Stage(Section):
     """Height and width of training images, in pixels. Default: unchanged."""
     batch_size: PositiveInt | None = None
     """Global batch size; needs lr. Default: unchanged."""
-    micro_batch_size: PositiveInt | None = None
-    """Images per rank and forward pass. Default: unchanged."""
     lr: Literal["keep", "linear", "sqrt"] | None = None
     """What multiplies the scheduled learning rate from here on. keep: 1; linear: new / old
     batch_size; sqrt: the square root of that."""
@@ -206,7 +190,7 @@ class Stage(Section):
             raise wrong("lr", "needed with batch_size; valid: keep, linear, sqrt")
         if self.lr and self.batch_size is None:
             raise wrong("lr", "only with batch_size; valid without it: null")
-        if not (self.image_size or self.batch_size or self.micro_batch_size):
+        if not (self.image_size or self.batch_size):
             raise wrong("from", "nothing changes there; valid: add image_size, batch_size or both")
         return self
 
@@ -221,8 +205,7 @@ class Comm(Section):
     plan: str | None = None
     """File with a plan from `largebatch comm tune`, in place of algorithm."""
     ranks_per_node: PositiveInt | None = None
-    """Number of ranks that are treated as one node. Default: the ranks of a machine, as torchrun
-    reports them."""
+    """Number of ranks that are treated as one node. Default: those of a machine, by torchrun."""
     timeout_seconds: PositiveInt = 600
     """Time in seconds after which a collective fails although all ranks answer. A rank that does
     not answer ends the run sooner: after 30 s and ten usual steps."""
@@ -230,9 +213,8 @@ class Comm(Section):
     @model_validator(mode="after")
     def _check(self) -> Comm:
         if self.algorithm not in (None, "auto") and self.plan:
-            raise wrong(
-                "plan", f"cannot be combined with algorithm {self.algorithm}; valid with it: null"
-            )
+            what = f"cannot be combined with algorithm {self.algorithm}"
+            raise wrong("plan", f"{what}; valid with it: null")
         return self
 
 
@@ -245,6 +227,45 @@ class Checkpoint(Section):
     """Number of latest checkpoints to keep."""
     keep_best: bool = False
     """Also write and keep a checkpoint of the best top-1 accuracy so far."""
+
+
+def _steps(value: Any) -> Any:
+    """Check a range of steps; return ``FIRST..LAST``, or the only one."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*([1-9]\d*)\s*(?:\.\.\s*(\d+)\s*)?", str(value))
+    if match is None:
+        raise ValueError(f"{value!r} is not a range of steps from 1 on; valid: 10..15, or 10")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise ValueError(f"{value} runs backwards; valid: such as {last}..{first}")
+    return str(first) if first == last else f"{first}..{last}"
+
+
+class Profile(Section):
+    """A trace of some steps by torch.profiler, and a table of what costs most."""
+
+    steps: Annotated[
+        str | None, BeforeValidator(_steps, json_schema_input_type=str | int | None)
+    ] = None
+    """Steps to record, from the first to the last: 10..15, or 10 for one; null: none. Steps count
+    from 1. The files are in the run's folder profile."""
+    ranks: (
+        Literal["all"] | Annotated[tuple[Annotated[Int, Field(ge=0)], ...], Field(min_length=1)]
+    ) = (0,)
+    """Ranks that record; all: every rank."""
+
+    @property
+    def first_and_last(self) -> tuple[int, int] | None:
+        """First and last step to record; None: none."""
+        if self.steps is None:
+            return None
+        first, _, last = self.steps.partition("..")
+        return int(first), int(last or first)
+
+    def records(self, rank: int) -> bool:
+        """Whether a rank records."""
+        return self.ranks == "all" or rank in self.ranks
 
 
 class Init(Section):

@@ -86,9 +86,9 @@ def score(trained: Trained, job: Job) -> Score:
         loader = build_loader(recipe, job, source)
         check_fit(trained, model, recipe, source)
     model = model.to(job.device).to(memory_format=settings.memory_format)
-    with settings.applied():
-        precision = build_precision(recipe, job)
-        values = evaluate(precision.convert(model), loader, precision, job)
+    settings.apply()
+    precision = build_precision(recipe, job)
+    values = evaluate(precision.convert(model), loader, precision, job)
     skipped = sum(job.gather(loader.left_out))
     images = len(source) - skipped
     return Score(

@@ -17,7 +17,6 @@ from ..schema.dotted_path import is_dotted_path
 from ..schema.load import RECIPE, Loaded, load
 from ..training.folder import checkpoint
 from ..training.folder.names import CLASSES, SUMMARY, WEIGHTS, WEIGHTS_EMA
-from ..training.folder.outcome import name_of
 from ..training.folder.weights import read_weights, source_of
 
 #: The argument of the commands that takes weights, as their messages name it.
@@ -126,7 +125,7 @@ def open_trained(
     if recipe is not None:
         loaded = load(recipe, overrides)
     elif is_run:
-        loaded = load(str(file), overrides, called=name_of(run_dir) or run_dir.resolve().name)
+        loaded = load(str(file), overrides)
         is_own = any(override.startswith("model.name=") for override in overrides)
         if is_dotted_path(loaded.recipe.model.name) and not (is_own or trust_code):
             raise RecipeError(

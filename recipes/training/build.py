@@ -39,7 +39,7 @@ from .folder.tensor_files import NotPlainError, check_plain
 from .initial_weights import start_from, start_from_images
 from .targets import training_loss
 from .timeline import LearningRates, Timeline, learning_rates, timeline_of
-from .watch.memory import MemoryCounter, without_numbers
+from .watch.memory import MemoryCounter
 from .watch.profile import check_profile
 
 _ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
@@ -243,9 +243,9 @@ def loss_of(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
     )
 
 
-def memory_counter(recipe: Recipe, classes: int, model: nn.Module | None = None) -> MemoryCounter:
+def memory_counter(recipe: Recipe, classes: int) -> MemoryCounter:
     """Return what counts the memory of a recipe's training step; on a GPU, unless for the CPU."""
-    empty = meta_model(recipe, classes) if model is None else without_numbers(model)
+    empty = meta_model(recipe, classes)
     if recipe.batch_norm.images:
         share_statistics(empty, recipe, Job(0, 1, 1, torch.device("cpu")))
 

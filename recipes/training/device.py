@@ -13,10 +13,8 @@ that resumes computes as the first part did.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,8 +23,6 @@ from ...pipeline import Loader, StageTimeline
 from ..models.norm_layers import SharedBatchNorm
 from ..ranks import Job
 from ..schema.recipe import Recipe
-
-T = TypeVar("T")
 
 #: Types of the devices on which ``auto`` compiles.
 DEVICES = ("cuda",)
@@ -50,17 +46,20 @@ class DeviceSettings:
         """Memory format of images, and of weights with four dimensions."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Context manager that sets the flags, which hold in the whole process, for its body."""
-        benchmark = torch.backends.cudnn.benchmark
+    def apply(self) -> None:
+        """Set the flags, which hold in the whole process from here on."""
+        backends: Any = torch.backends  # typed as modules, without the operators that they have
         if self.cudnn_benchmark is not None:
-            torch.backends.cudnn.benchmark = self.cudnn_benchmark
-        try:
-            with _tf32(self.tf32):
-                yield
-        finally:
-            torch.backends.cudnn.benchmark = benchmark
+            backends.cudnn.benchmark = self.cudnn_benchmark
+        if self.tf32 is not None:
+            # The flags of torch 1.12, which also write those by backend and operator of torch 2.9.
+            # After the new ones, the old ones cannot be read, and torch.compile reads them in torch
+            # 2.11 (pytorch/pytorch, issue 166387).
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+            backends.cudnn.allow_tf32 = self.tf32
+            # The old flag, if false, leaves them to backends.fp32_precision.
+            for operator in (backends.cudnn.conv, backends.cudnn.rnn):
+                operator.fp32_precision = "tf32" if self.tf32 else "ieee"
 
     def in_words(self) -> str:
         """Name the settings; empty if they are what torch does by itself."""
@@ -78,42 +77,6 @@ def device_settings(recipe: Recipe, device: torch.device) -> DeviceSettings:
         return DeviceSettings(recipe.channels_last is True, None, None)
     # "auto" is true
     return DeviceSettings(bool(recipe.channels_last), bool(recipe.cudnn_benchmark), recipe.tf32)
-
-
-@contextmanager
-def _tf32(on: bool | None) -> Iterator[None]:
-    """Context manager that turns TF32 on or off in cuBLAS and cuDNN; nothing if ``on`` is None."""
-    # torch keeps this in the flags of torch 1.12, and since 2.9 by backend and operator. The old
-    # setters write both; after the new ones the old getters raise, and torch.compile calls them in
-    # torch 2.11 (pytorch/pytorch, issue 166387).
-    if on is None:
-        yield
-        return
-    backends: Any = torch.backends  # typed as modules, without the operators that they have
-    cudnn = (backends.cudnn.conv, backends.cudnn.rnn)
-    operators = (backends.cuda.matmul, *cudnn, backends.mkldnn.matmul)
-    by_operator = [(operator, operator.fp32_precision) for operator in operators]
-    matmul = _readable(torch.get_float32_matmul_precision, "highest")
-    allowed = _readable(lambda: bool(backends.cudnn.allow_tf32), True)
-    torch.set_float32_matmul_precision("high" if on else "highest")
-    backends.cudnn.allow_tf32 = on
-    for operator in cudnn:  # the old flag, if false, leaves them to backends.fp32_precision
-        operator.fp32_precision = "tf32" if on else "ieee"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        backends.cudnn.allow_tf32 = allowed
-        for operator, precision in by_operator:
-            operator.fp32_precision = precision
-
-
-def _readable(get: Callable[[], T], default: T) -> T:
-    """An old flag, or torch's default where the caller's old and new flags disagree."""
-    try:
-        return get()
-    except RuntimeError:
-        return default
 
 
 # --- torch.compile ---------------------------------------------------------------------------

@@ -37,21 +37,13 @@ class Meter:
         self._norms: Tensor | None = None  # sum and number of finite norms
         self._images = self._judged = 0
         self._measures_accuracy = True
-        self._before: tuple[Tensor, int] | None = None  # loss and images at the start of the step
 
-    def begin_step(self, *, measures_accuracy: bool, may_drop: bool = False) -> None:
+    def begin_step(self, *, measures_accuracy: bool) -> None:
         """Begin a step of training: from here on accuracy is that of this step, or not measured."""
-        self._before = (self._loss.clone(), self._images) if may_drop else None
         self._measures_accuracy = measures_accuracy
         if self._judged:
             self._hits.zero_()
             self._judged = 0
-
-    def drop_step(self) -> None:
-        """Forget the batches of the step that has begun."""
-        assert self._before is not None
-        self._loss, self._images = self._before
-        self.begin_step(measures_accuracy=False)
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
@@ -72,20 +64,6 @@ class Meter:
         finite = norm.isfinite()
         counted = torch.stack([torch.where(finite, norm, 0.0), finite.to(norm.dtype)]).double()
         self._norms = counted if self._norms is None else self._norms + counted
-
-    def sums(self) -> list[float]:
-        """Return loss, images, and sum and number of the gradient norms since the last reading."""
-        norms = [0.0, 0.0] if self._norms is None else self._norms.tolist()
-        return [self._loss.item(), float(self._images), *norms]
-
-    def go_on_from(self, sums: list[float]) -> None:
-        """Take over what :meth:`sums` returned."""
-        loss, images, *norms = sums
-        self._loss.fill_(loss)
-        self._images = round(images)
-        self._norms = torch.tensor(norms, dtype=torch.float64, device=self._loss.device)
-        if not norms[1]:
-            self._norms = None
 
     def read(self, job: Job) -> tuple[dict[str, float], int]:
         """Return the means over all ranks and reset the sums; a collective and a host sync."""

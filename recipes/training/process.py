@@ -1,18 +1,10 @@
 """The process of a run: the signals that stop it, output that nobody reads, errors on many ranks.
 
-Python runs the handler of a signal on the main thread, between two instructions; one that waits in
-a collective does not run it. But the interpreter also writes the number of each signal into a file
-descriptor, at once (``signal.set_wakeup_fd``). A thread reads it here, and ends the process where
-the main thread cannot, or when the same signal comes a second time.
-
 Imports nothing heavy: it is there before torch is loaded.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import io
 import json
 import os
 import signal
@@ -23,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ..errors import LostRankError, RecipeError, exit_on_user_error, user_errors
 
@@ -34,12 +25,8 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 #: A signal to all processes of a job, as Slurm and systemd send it, reaches a rank twice: torchrun
 #: passes its own on. So much later than the first, another one is a second request.
 _SECONDS_TO_PASS_ON = 5.0
-#: How long the main thread may take to answer a signal that ends the process.
-_SECONDS_TO_ANSWER = 3.0
 #: How long ranks that do not report an error wait for the one that does.
 _SECONDS_TO_REPORT = 20
-#: Errors of a write to a pipe that is closed, and to a terminal that is gone.
-_CLOSED = (errno.EPIPE, errno.EIO)
 
 
 def age_seconds() -> float:
@@ -86,68 +73,38 @@ def noted(note: Callable[[int], None]) -> Iterator[None]:
 
 
 class _Handling:
-    """Handlers of the signals, and the thread that reads their numbers."""
+    """Handlers of the signals. Python runs them on the main thread, between two instructions."""
 
     def __init__(self) -> None:
         self.note: Callable[[int], None] | None = None
-        self.has_trained = False
-        self._answered = threading.Event()  # the main thread has run a handler
-        self._seen: set[int] = set()
-        self._leaving = False
+        self.has_trained = self._leaving = False
+        self._process, self._first = os.getpid(), dict[int, float]()
         self._before = {
             number: signal.signal(number, self._handle) or signal.SIG_DFL
             for number in STOPPING
             if signal.getsignal(number) is not signal.SIG_IGN
         }
-        reading, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)
-        self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        threading.Thread(target=self._read, args=(reading,), daemon=True).start()
 
-    def end(self, *, forked: bool = False) -> None:
-        """Restore what was before; the thread ends, but for a forked process, which has none."""
-        signal.set_wakeup_fd(-1 if forked else self._wakeup)
+    def end(self) -> None:
+        """Restore what was before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if not forked:  # whose parent owns the pipe
-            os.close(self._writing)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        is_first = number not in self._seen
-        self._seen.add(number)
-        self._answered.set()
-        if self.note is not None:
+        now, is_first = time.monotonic(), number not in self._first
+        since = now - self._first.setdefault(number, now)
+        passed_on = _SECONDS_TO_PASS_ON if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+        # The kernel repeats SIGXCPU each second.
+        is_second = not is_first and number != signal.SIGXCPU and since >= passed_on
+        if is_second or os.getpid() != self._process:  # a forked child has the handlers too
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self.note is not None:
             self.note(number)
-        elif is_first and not self._leaving:
+        elif not self._leaving:
             self._leaving = True
             self._say(number)
             raise SystemExit(128 + number)
-
-    def _read(self, reading: int) -> None:
-        first: dict[int, float] = {}
-        passed_on = _SECONDS_TO_PASS_ON if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
-        with open(reading, "rb", buffering=0) as numbers:
-            while byte := numbers.read(1):
-                if self._wakeup >= 0:
-                    with suppress(OSError):
-                        os.write(self._wakeup, byte)
-                number, now = byte[0], time.monotonic()
-                if number not in self._before:
-                    continue
-                if number not in first:
-                    first[number] = now
-                    if self.note is None:
-                        wait = threading.Thread(target=self._await, args=(number,), daemon=True)
-                        wait.start()
-                # The kernel repeats SIGXCPU each second.
-                elif number != signal.SIGXCPU and now - first[number] >= passed_on:
-                    _end_by(number)
-
-    def _await(self, number: int) -> None:
-        """End the process by the signal if the main thread does not."""
-        if not self._answered.wait(_SECONDS_TO_ANSWER) and _handling is self:
-            self._say(number)
-            _end_by(number)
 
     def _say(self, number: int) -> None:
         if os.environ.get("RANK", "0") != "0":
@@ -161,24 +118,7 @@ class _Handling:
             os.write(2, f"largebatch: error: ended by {name} {where}\n".encode())
 
 
-def _end_by(number: int) -> None:
-    """End the process by the default action of a signal."""
-    # Python lets only the main thread set a handler, and that one may be blocked.
-    ctypes.CDLL(None).signal(number, None)  # None: SIG_DFL
-    os.kill(os.getpid(), number)
-
-
 _handling: _Handling | None = None
-
-
-def _forget_in_child() -> None:
-    global _handling
-    if _handling is not None:
-        handling, _handling = _handling, None
-        handling.end(forked=True)
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
 
 
 # --- output that nobody reads ----------------------------------------------------------------
@@ -186,47 +126,18 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @contextmanager
 def going_on() -> Iterator[None]:
-    """Context manager in which a closed standard output, or standard error, ends nothing."""
-    before = sys.stdout, sys.stderr
-    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-        sys.stdout = _lasting(sys.stdout)
-    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
-        sys.stderr = _lasting(sys.stderr)
+    """Context manager at whose end output that nobody reads any more is dropped without an error.
+
+    While a run trains, a line that cannot be written is left out by :class:`.console.Display`.
+    """
     try:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
+            try:
                 stream.flush()
-        sys.stdout, sys.stderr = before
-
-
-def _lasting(stream: Any) -> io.TextIOWrapper:
-    stream.flush()
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Lasting(stream.fileno(), "wb", closefd=False)),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
-
-
-class _Lasting(io.FileIO):
-    """A file descriptor that becomes that of the null device once nobody reads it."""
-
-    # So output of libraries in C, and of child processes, goes there too.
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in _CLOSED:
-                raise
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
-            return memoryview(data).nbytes
+            except OSError:  # as Python's documentation of SIGPIPE advises
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # --- errors ----------------------------------------------------------------------------------

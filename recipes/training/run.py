@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from ..ranks import Job
 from ..schema.load import Loaded, differences
 from . import build
 from .callbacks import Callback, CallbackList, RunContext
-from .device import DeviceSettings, settle
+from .device import settle
 from .evaluate import WeightAverage
 from .folder import checkpoint
 from .folder.names import CHECKPOINTS
@@ -31,7 +30,6 @@ from .step import TrainingStep, data_parallel, lay_out_buckets
 from .stopping import Standstill, Stopping
 from .targets import Mixer
 from .watch.clocks import RunClock
-from .watch.memory import gpu_of
 from .watch.meters import Readings, SkippedImages
 
 
@@ -48,7 +46,6 @@ class Run:
     ema: WeightAverage | None  # the moving average of the weights
     trust_ratios: TrustRatioHistory | None  # None if they are not logged
     noise: GradientNoise | None  # None if the recipe does not ask for it
-    settings: DeviceSettings
     reached: float | None  # top-1 of the last evaluation before this process, if the target's
     readings: Readings
     skipped: SkippedImages
@@ -84,12 +81,6 @@ def start_up(
     job.check_alike(components.facts(loaded.recipe))
     recipe, saved, settings = loaded.recipe, components.saved, components.settings
     loader, timeline, optimizer = components.loader, components.timeline, components.optimizer
-    counter = None
-    if job.is_main and not quiet:
-        with suppress(Exception):  # of any kind: the model may be the user's
-            here = recipe.model_copy(update={"device": job.device.type})
-            classes = len(loader.source.classes)
-            counter = build.memory_counter(here, classes, components.model)
     step: int = saved.get("step", 0)
 
     # In channels-last, convolutions then also return this memory format.
@@ -110,8 +101,8 @@ def start_up(
     share_work(recipe, optimizer, topology)
     ddp = data_parallel(model, job, plan, topology) if job.world_size > 1 else None
     kept = saved.get("recipe", {}).get("compile")
-    with settings.applied():
-        compiled, uncompiled = settle(recipe.compile, kept, timeline, model, loader, job)
+    settings.apply()
+    compiled, uncompiled = settle(recipe.compile, kept, timeline, model, loader, job)
     recipe = recipe.model_copy(update={"compile": compiled})
     noise = None
     if recipe.gradient_noise_every is not None:
@@ -129,8 +120,7 @@ def start_up(
         noise=noise,
     )
     if ddp:
-        with settings.applied():
-            lay_out_buckets(ddp, take_step, loader)
+        lay_out_buckets(ddp, take_step, loader)
     decay = recipe.ema.decay
     ema = None if decay is None else WeightAverage(model, optimizer, decay)
     resumes = components.resume_from
@@ -143,7 +133,7 @@ def start_up(
     skipped = SkippedImages(job, loader, components.val_loader)
     readings = Readings(
         loader, timeline, components.rates.schedule, take_step, job, clock, skipped,
-        noise, display.warn, saved.get("readings"),
+        noise, display.warn,
     )  # fmt: skip
     keep = recipe.checkpoint
     checkpoints = Checkpoints(
@@ -174,12 +164,8 @@ def start_up(
         display.warn(line)
     resolved = recipe.model_dump(mode="json", by_alias=True)
     changed = differences(saved["recipe"], resolved) if saved else []
-    memory = counter.estimate(precision.name, timeline.phases, job.world_size) if counter else None
-    needed = memory.in_words(gpu := gpu_of(job.device)) if memory else ""
     asked = loaded.recipe.model_dump()
-    show_opening(context, components, asked, precision.name, topology, needed, notices, changed)
-    if memory and (warning := memory.too_large(gpu)):
-        display.warn(warning)
+    show_opening(context, components, asked, precision.name, topology, notices, changed)
     lars: Any = optimizer
     return Run(
         context=context,
@@ -196,7 +182,6 @@ def start_up(
         ema=ema,
         trust_ratios=TrustRatioHistory(lars) if recipe.trust_ratios_every else None,
         noise=noise,
-        settings=settings,
         reached=saved.get("reached"),
         readings=readings,
         skipped=skipped,

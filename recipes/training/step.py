@@ -50,7 +50,6 @@ class TrainingStep:
         self.phases = Phases(next(model.parameters()).device, model if ddp else None)
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self._ddp, self._max_norm, self._noise = ddp, max_norm, noise
-        self._kept: list[Tensor] = []
         self.mix = mix or Batch
         network, loss_of = ddp or model, loss
         if compile_mode is not None:
@@ -74,16 +73,12 @@ class TrainingStep:
         meter: Meter,
         *,
         waits: bool = False,
-        stops: Callable[[], bool] = lambda: False,
-    ) -> bool:
-        """Take a step on the next ``accumulation`` micro-batches; False if it was dropped.
+    ) -> None:
+        """Take a step on the next ``accumulation`` micro-batches.
 
-        With ``waits``, the host looks whether too many steps were skipped. ``stops`` is asked
-        between two micro-batches whether to drop the step, which on several ranks it must not.
+        With ``waits``, the host looks whether too many steps were skipped.
         """
         phases = self.phases
-        if self._ddp is None and accumulation > 1:  # of batch norm, which counts each micro-batch
-            self._keep_buffers()
         with phases.step():
             for place in range(accumulation):
                 with phases(INPUT_WAIT):
@@ -94,10 +89,6 @@ class TrainingStep:
                     phases.backward_returned()
                 with ranged(METERS):
                     meter.add(loss, logits, labels)
-                if place < accumulation - 1 and stops():
-                    self._drop()
-                    meter.drop_step()
-                    return False
             if self._noise is not None:
                 with ranged(METERS):
                     self._noise.step(self.precision.loss_scale_on_device)
@@ -110,22 +101,6 @@ class TrainingStep:
                     self.precision.check_skipped()  # it names layers by their gradients
             with phases(OPTIMIZER):
                 self.optimizer.zero_grad(set_to_none=True)
-        return True
-
-    @torch.no_grad()
-    def _keep_buffers(self) -> None:
-        """Keep the buffers of before a step, in one copy into the same memory at each."""
-        if not self._kept:
-            self._kept = [torch.empty_like(buffer) for buffer in self.model.buffers()]
-        if self._kept:
-            torch._foreach_copy_(self._kept, [*self.model.buffers()])
-
-    @torch.no_grad()
-    def _drop(self) -> None:
-        """Drop the gradients of a step, and give the model the buffers that it had before."""
-        self.optimizer.zero_grad(set_to_none=True)
-        if self._kept:
-            torch._foreach_copy_([*self.model.buffers()], self._kept)
 
     def forward_backward(
         self, images: Tensor, labels: Tensor, place: int, accumulation: int

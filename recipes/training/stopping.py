@@ -88,7 +88,7 @@ class Stopping:
         self.signal = 0  # number of the signal for which all ranks stop; 0: they do not
         self.by_callback = False  # whether all ranks stop as a callback asked for it
         self._agreement = StepAgreement(job.device) if job.world_size > 1 else None
-        self._warn, self._has_warned = warn, False
+        self._warn = warn
 
     def __bool__(self) -> bool:
         """Whether the run stops."""
@@ -99,34 +99,22 @@ class Stopping:
         """Why all ranks stop as a callback asked for it, empty on the others; else None."""
         return self.reason if self.by_callback else None
 
-    @property
-    def drops_steps(self) -> bool:
-        """Whether a step that has begun may be dropped: not where others make it."""
-        return self._agreement is None
-
     def note(self, number: int) -> None:
-        """Note that this rank has received a signal."""
-        self.received = number
+        """Note that this rank has received a signal, and say so at once."""
+        is_first, self.received = not self.received, number
+        if is_first:
+            with suppress(RuntimeError):  # of a print() that the signal has interrupted
+                self._warn(
+                    f"{signal.Signals(number).name}: the run stops with a checkpoint; the same "
+                    "signal once more ends it without one"
+                )
 
     def ask(self, reason: str) -> None:
         """Note that a callback of this rank asks to stop."""
         self.reason = reason
 
-    def in_step(self) -> bool:
-        """Say at once that a signal has come; whether to drop the step that is being made."""
-        if self.received and not self._has_warned:
-            self._has_warned = True
-            self._warn(
-                f"{signal.Signals(self.received).name}: the run stops with a checkpoint; the same "
-                "signal once more ends it without one"
-            )
-        if self.received and self.drops_steps:
-            self.signal = self.received
-        return bool(self.signal)
-
     def after_step(self) -> None:
         """Decide at the end of a step; a collective, which waits for no other rank."""
-        self.in_step()
         number = 1 + self.received if self.received else int(bool(self.reason))
         if self._agreement:
             number = self._agreement.tell(number)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...pipeline import Batch, Loader
-from ..schema.targets import Mixing
+from ..schema.data import Mixing
 
 _PURPOSE = 2**64 - 1  # of the key; the order and the crops of epoch e have 2 e and 2 e + 1
 _UNIFORMS = 8  # random numbers per group, of which 5 are used: two steps of the counter

@@ -139,7 +139,7 @@ def timeline_of(
         ratio = (stage.batch_size or batch) / batch
         scales = {"linear": ratio, "sqrt": math.sqrt(ratio)}
         factors.append(factors[-1] * scales.get(stage.lr or "keep", 1.0))
-        batch, micro = stage.batch_size or batch, stage.micro_batch_size or micro
+        batch = stage.batch_size or batch
         _check_divides(f"{key}.batch_size", batch, micro, world_size)
         timeline = timeline.then(Stage(epoch, stage.image_size, stage.batch_size, micro))
     timeline = timeline.until(recipe.epochs)

@@ -44,8 +44,7 @@ class Trainer:
         self.loader, self.val_loader = run.context.loader, run.context.val_loader
         self.timeline, self.last_step = run.context.timeline, run.context.last_step
         self.step = run.context.step
-        self.precision, self.settings = run.precision, run.settings
-        self.scheduler, self.ema = run.scheduler, run.ema
+        self.precision, self.scheduler, self.ema = run.precision, run.scheduler, run.ema
         self._built, self._take_step = run, run.take_step
         self._readings, self._stopping = run.readings, run.stopping
         self._checkpoints = run.checkpoints
@@ -73,8 +72,7 @@ class Trainer:
         try:
             with self.job.raise_on_all_ranks():
                 self._start()
-            with self.settings.applied():
-                self._train()
+            self._train()
             self.display.stop()
             self._clock.begin("rest")
             if stopping.signal:
@@ -117,8 +115,6 @@ class Trainer:
             while self.step < self.last_step and not (reached or stopping):
                 self.callbacks.step_begin(self.step)
                 self._update(batches, readings.meter)
-                if stopping:
-                    break
                 readings.step_end()
                 self.step += 1
                 if self.ema:
@@ -157,20 +153,14 @@ class Trainer:
         torch.manual_seed(place % 2**63)
         step = self.step + 1
         reads = self._may_read(step)
-        meter.begin_step(measures_accuracy=reads, may_drop=self._stopping.drops_steps)
+        meter.begin_step(measures_accuracy=reads)
         if noise := self._built.noise:
             noise.watch(self._due(self.context.recipe.gradient_noise_every, step))
             noise.batch_size = self.loader.micro_batch_size
         try:
-            is_made = self._take_step(
-                batches, self.loader.accumulation, meter, waits=reads, stops=self._stopping.in_step
-            )
+            self._take_step(batches, self.loader.accumulation, meter, waits=reads)
         except GradientOverflowError as error:  # on all ranks: they have the same gradients
             raise self._diverged(str(error), step) from error
-        if not is_made:  # the loader goes back to where the step began
-            start = {"position": self.timeline.position(self.step)}
-            self.loader.load_state_dict({**self.loader.state_dict(), **start})
-            return
         if self._built.trust_ratios:
             self._built.trust_ratios.record()
         self.scheduler.step()
@@ -230,7 +220,6 @@ class Trainer:
                 "recipe": self.context.recipe.model_dump(mode="json", by_alias=True),
                 "reached": self._reached,
                 "callbacks": self.callbacks.state_dict(),
-                "readings": self._readings.state_dict(),
             }
             objects = self.model, self.optimizer, state, self.ema
             if path := self._checkpoints.save(self.step, *objects, ends=ends):

@@ -101,8 +101,8 @@ def measure(
     return job.gather(outcome)[0]
 
 
-def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
-    """Return how many training images to hold out: the recipe's number, or a fraction of them."""
+def held_out(recipe: Recipe) -> int:
+    """Return how many training images to hold out: the recipe's number, or a part of them."""
     if recipe.data.source == "synthetic":
         raise RecipeError(
             "data.source: synthetic images have nothing to learn; valid here: a source of images"
@@ -110,10 +110,10 @@ def held_out(recipe: Recipe, fraction: float = HELD_OUT) -> int:
     if recipe.data.holdout:
         return recipe.data.holdout
     train = open_split(recipe.data, "train")
-    number = round(fraction * len(train))
+    number = round(HELD_OUT * len(train))
     if number < 1:
         raise RecipeError(
-            f"data.holdout: {fraction:.0%} of {len(train)} training images is less than one; "
+            f"data.holdout: {HELD_OUT:.0%} of {len(train)} training images is less than one; "
             "valid: a number of images"
         )
     return number

@@ -75,20 +75,5 @@ class Loop:
         return self
 
 
-def train(name, steps=20, kind="lars", **options):
-    model, x, labels = net_and_batch()
-    precision = Precision(name, **options)
-    model = precision.convert(model)
-    optimizer = optimizer_for(precision, model, kind)
-    losses = []
-    for _ in range(steps):
-        loss = loss_of(precision, model, x, labels)
-        losses.append(loss.item())
-        precision.backward(loss)
-        precision.step(optimizer)
-        optimizer.zero_grad()
-    return losses, model, optimizer, precision
-
-
 HALF = [name for name, form in PRECISIONS.items() if form.casts_parameters]
 MASTERS = [name for name, form in PRECISIONS.items() if form.masters]

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from largebatch.amp import MasterWeights, Precision
 from largebatch.lars import LARS, Muon, as_scheduler
+from tests.lars.muon.training import run
 
 numbers = st.sampled_from([float, np.float64, np.float32, lambda x: np.array(x)[()]])
 
@@ -21,16 +22,6 @@ numbers = st.sampled_from([float, np.float64, np.float32, lambda x: np.array(x)[
 def half():
     torch.manual_seed(0)
     return [nn.Parameter(torch.randn(s).bfloat16()) for s in ((4, 3), (5,))]
-
-
-def steps(optimizer, number=3):
-    for seed in range(number):
-        generator = torch.Generator().manual_seed(seed)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = torch.randn(parameter.shape, generator=generator)
-                parameter.grad = gradient.to(parameter.dtype)
-        optimizer.step()
 
 
 @settings(max_examples=40, deadline=None)
@@ -55,7 +46,7 @@ def test_every_value_in_a_state_dict_is_plain(kind, rate, option, scale):
         optimizer, lambda step: rate(0.1 / (1 + step)), base_lr=option(0.2), steps_done=np.int64(3)
     )
     states = [copy.deepcopy(optimizer.state_dict())]
-    steps(optimizer, 1)
+    run(optimizer, range(1))
     scheduler.step()
     states += [optimizer.state_dict(), scheduler.state_dict(), precision.state_dict()]
     if kind != "sgd":
@@ -100,7 +91,7 @@ def assert_refused(optimizer, state, *names):
     now, after = snapshot(optimizer)
     assert now == places
     torch.testing.assert_close(after, content, rtol=0, atol=0)
-    steps(optimizer, 1)
+    run(optimizer, range(1))
 
 
 @pytest.mark.parametrize("name", INNER)
@@ -110,9 +101,9 @@ def assert_refused(optimizer, state, *names):
 def test_state_that_does_not_fit_is_refused_and_changes_nothing(name, stepped, data):
     optimizer = MasterWeights(INNER[name](half()))
     other = MasterWeights(INNER[name](half()))
-    steps(other)
+    run(other, range(3))
     if stepped:
-        steps(optimizer)
+        run(optimizer, range(3))
     state = copy.deepcopy(other.state_dict())
     which = data.draw(st.integers(0, 1))
     of_parameter = state["state"][which]
@@ -130,13 +121,13 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(name, stepped, d
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_the_state_of_another_optimizer_is_refused(name, foreign):
     optimizer, other = MasterWeights(INNER[name](half())), FOREIGN[foreign](half())
-    steps(optimizer)
-    steps(other)
+    run(optimizer, range(3))
+    run(other, range(3))
     if name != foreign:
         assert_refused(optimizer, copy.deepcopy(other.state_dict()), "param_groups[0]")
     else:
         optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
-        steps(optimizer)
+        run(optimizer, range(3))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +140,7 @@ def test_the_state_of_another_optimizer_is_refused(name, foreign):
 )
 def test_state_of_another_model_is_refused(change, named):
     optimizer = MasterWeights(SGD(half(), 0.1, momentum=0.9))
-    steps(optimizer)
+    run(optimizer, range(3))
     state = copy.deepcopy(optimizer.state_dict())
     change(state)
     assert_refused(optimizer, state, named)
@@ -157,7 +148,7 @@ def test_state_of_another_model_is_refused(change, named):
 
 def test_hooks_run_as_in_torch_optimizers_and_may_replace_the_state():
     optimizer = MasterWeights(SGD(half(), 0.1, momentum=0.9))
-    steps(optimizer)
+    run(optimizer, range(3))
     good, calls = copy.deepcopy(optimizer.state_dict()), []
     masters = {index: state["master"].clone() for index, state in good["state"].items()}
 
@@ -174,7 +165,7 @@ def test_hooks_run_as_in_torch_optimizers_and_may_replace_the_state():
     optimizer.register_state_dict_post_hook(lambda _, state: {**state, "more": state["state"]})
     parameters = optimizer.param_groups[0]["params"]
     weights = [parameter.detach().clone() for parameter in parameters]
-    steps(optimizer)
+    run(optimizer, range(3))
     optimizer.load_state_dict({"state": {}, "param_groups": good["param_groups"]})
     for parameter, weight in zip(parameters, weights, strict=True):
         parameter.data.copy_(weight)

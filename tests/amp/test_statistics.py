@@ -1,6 +1,7 @@
 """Running statistics of norm layers and others after a forward pass that overflowed."""
 
 import copy
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -118,9 +119,10 @@ WAYS = {
     by_hand=st.booleans(),
     good_before=st.integers(0, 2),
     good_passes=st.integers(0, 1),
+    decorates=st.booleans(),
 )
 def test_no_dropped_iteration_leaves_a_trace_in_any_statistic(
-    name, way, evaluates, waits, factor, by_hand, good_before, good_passes
+    name, way, evaluates, waits, factor, by_hand, good_before, good_passes, decorates
 ):
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), OwnBatchNorm(6), Centre(6))
@@ -134,12 +136,17 @@ def test_no_dropped_iteration_leaves_a_trace_in_any_statistic(
     for path in evaluates - {"root"}:
         model.get_submodule(path).eval()
     x, labels = torch.randn(16, 6), torch.arange(16) % 4
+    loss_at = partial(loss_of, precision, model, labels=labels)
+    if decorates:
+        loss_at = precision.forward()(
+            lambda x: nn.functional.cross_entropy(model(x).float(), labels)
+        )
     with mock.patch("largebatch.amp.skips.is_free_to_read", return_value=waits):
         for values in (x,) * good_before + (x * factor,):
             before = copy.deepcopy(model.state_dict())
             for _ in range(0 if values is x else good_passes):  # of other micro-batches
-                precision.backward(loss_of(precision, model, x, labels))
-            loss = loss_of(precision, model, values, labels)
+                precision.backward(loss_at(x))
+            loss = loss_at(values)
             if values is not x and by_hand:
                 precision.abandon()
                 continue

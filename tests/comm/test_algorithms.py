@@ -79,22 +79,54 @@ def ranks_of(nodes):
     return sum(len(ranks) for ranks in nodes)
 
 
-def errors_of_each(cases):
-    return [errors(*case) for case in cases]
+COUNTED = 120 * 7168  # elements, 3.4 MB; any number of ranks up to 6 divides it
+
+
+def counted(nodes):
+    """What each rule sends, in whole messages and in chunks."""
+    topology = Topology(nodes, dist.get_rank(), shared_memory=False)
+    rules = [rule for rule in rules_for(topology) if rule.chunk_bytes is None]
+    rules += [Rule("leader", chunk_bytes=1_000_000), Rule("ring", wire_dtype="fp16")]
+    if len({len(ranks) for ranks in nodes}) == 1:
+        rules.append(Rule("hierarchical", None, "fp16", 1_000_000, sum_dtype="fp32"))
+    return {rule: wire.sent_by(rule, topology, COUNTED) for rule in rules}
+
+
+def on_a_rank(layouts):
+    if dist.get_world_size() == 4:
+        check_large_sums(2, 20 * 10**6)
+        check_half_precision()
+    return {
+        nodes: ([errors(nodes, shared) for shared in (True, False)], counted(nodes))
+        for nodes in layouts
+    }
 
 
 @pytest.mark.parametrize("world_size", sorted({ranks_of(nodes) for nodes in LAYOUTS}))
-def test_the_sum_is_exact_within_rounding_and_identical_on_all_ranks(world_size):
+def test_sums_are_exact_within_rounding_and_the_same_on_all_ranks_and_send_what_is_stated(
+    world_size,
+):
+    """Four ranks also sum messages larger than shared memory, and in half precision."""
     layouts = [nodes for nodes in LAYOUTS if ranks_of(nodes) == world_size]
-    cases = list(product(layouts, [True, False]))
-    ranks = run_ranks(world_size, errors_of_each, cases)
-    for case, *found in zip(cases, *ranks, strict=True):
-        for worst, bits in found:
-            assert bits == found[0][1], case
-            assert "leader" in {rule.algorithm for rule, _ in worst}
-            assert case[1] or len({rule.algorithm for rule, _ in worst}) >= 4
-            for rule, error in worst.items():
-                assert error <= (world_size - 1) / 2 + 1e-9, (case, rule)
+    ranks = run_ranks(world_size, on_a_rank, layouts)
+    for nodes in layouts:
+        for shared, *found in zip(
+            (True, False), *(of_rank[nodes][0] for of_rank in ranks), strict=True
+        ):
+            for worst, bits in found:
+                assert bits == found[0][1], nodes
+                assert "leader" in {rule.algorithm for rule, _ in worst}
+                assert shared or len({rule.algorithm for rule, _ in worst}) >= 4
+                for rule, error in worst.items():
+                    assert error <= (world_size - 1) / 2 + 1e-9, (nodes, rule)
+        for rule, (intra, inter, busiest) in ranks[0][nodes][1].items():
+            size_bytes = COUNTED * (2 if rule.wire_dtype else 4)
+            stated = rule.implementation.traffic(size_bytes, Topology(nodes))
+            # The surplus is headers and the messages that gather the counts.
+            beside = 3_000 * world_size + 0.001 * (intra + inter)
+            assert 0 <= intra - stated.total_intra_bytes < beside, rule
+            assert 0 <= inter - stated.total_inter_bytes < beside, rule
+            assert busiest <= stated.inter_bytes + beside, rule
 
 
 def check_large_sums(ranks_per_node, size_bytes):
@@ -140,41 +172,6 @@ def check_half_precision():
         tensor = torch.full((1000,), 30000.0)
         all_reduce(tensor, topology, Rule(algorithm, wire_dtype=name))
         assert tensor.isinf().all() if dtype == FP16 else tensor.isfinite().all()
-
-
-def check_sums():
-    check_large_sums(2, 20 * 10**6)
-    check_half_precision()
-
-
-def test_messages_larger_than_shared_memory_are_summed_and_half_precision_in_its_dtype():
-    run_ranks(4, check_sums)
-
-
-def counted(nodes, elements, rules):
-    topology = Topology(nodes, dist.get_rank(), shared_memory=False)
-    return {rule: wire.sent_by(rule, topology, elements) for rule in rules}
-
-
-@pytest.mark.parametrize(
-    "nodes", [Topology.of(*sizes).nodes for sizes in [(2, 1), (4, 2)]] + UNEQUAL[:1], ids=str
-)
-def test_measured_bytes_on_each_link_level_are_the_stated_ones(nodes):
-    topology = Topology(nodes)
-    elements = 120 * 7168  # 3.4 MB; any number of ranks up to 6 divides it
-    rules = [rule for rule in rules_for(topology) if rule.chunk_bytes is None]
-    rules += [Rule("leader", chunk_bytes=1_000_000), Rule("ring", wire_dtype="fp16")]
-    if len({len(ranks) for ranks in nodes}) == 1:
-        rules.append(Rule("hierarchical", None, "fp16", 1_000_000, sum_dtype="fp32"))
-    found = run_ranks(topology.world_size, counted, nodes, elements, rules)[0]
-    for rule, (intra, inter, busiest) in found.items():
-        size_bytes = elements * (2 if rule.wire_dtype else 4)
-        stated = rule.implementation.traffic(size_bytes, topology)
-        # The surplus is headers and the messages that gather the counts.
-        beside = 3_000 * topology.world_size + 0.001 * (intra + inter)
-        assert 0 <= intra - stated.total_intra_bytes < beside, rule
-        assert 0 <= inter - stated.total_inter_bytes < beside, rule
-        assert busiest <= stated.inter_bytes + beside, rule
 
 
 def test_stated_traffic_follows_the_published_formulas():

@@ -196,22 +196,16 @@ def nothing_is_left_behind():
         until(lambda: held() == (0, 0))
 
 
-def with_one_process_group():
+def on_a_rank(folder, ports):
     refusals_of_a_second_model()
     one_model_in_many_wrappers()
     other_models_after_the_first_has_gone()
     refusal_of_a_model_that_is_frozen()
     nothing_is_left_behind()
-
-
-def test_a_state_serves_its_model_in_each_wrapper_and_no_second_model():
-    run_ranks(2, with_one_process_group)
-
-
-def with_stores_at_ports(folder, ports):
     with_process_groups_at_ports([*ports, ports[0]])
     return said_when_rank_0_leaves_first(folder, ports[1])
 
 
-def test_each_process_group_has_beats_and_a_store_which_its_host_keeps_for_the_others(tmp_path):
-    assert run_ranks(2, with_stores_at_ports, tmp_path, free_ports(2)) == ["", ""]
+def test_a_state_serves_its_model_in_each_wrapper_and_process_group_and_no_second_one(tmp_path):
+    """Each process group has beats, and a store which its host keeps for the other ranks."""
+    assert run_ranks(2, on_a_rank, tmp_path, free_ports(2)) == ["", ""]

@@ -152,16 +152,11 @@ def test_a_plan_takes_one_step_for_each_level_on_a_back_end_that_splits(
 
 
 PARTS = [[[3, 0], [1], [2]], [[2, 1, 0], [3]], [[3, 1]], [[2, 0]]]
-# Since torch 2.15.
-SPLITS_GLOO = "Gloo" in str(dist.split_group.__doc__)
-needs_split = pytest.mark.skipif(not SPLITS_GLOO, reason="this torch splits NCCL only")
+SPLITS_GLOO = "Gloo" in str(dist.split_group.__doc__)  # since torch 2.15; before, NCCL only
 
 
-def check_groups(split):
+def check_groups():
     rank = dist.get_rank()
-    if split:
-        topology._splits = lambda: True
-        del dist.new_group
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), dist.group.WORLD)
     for nodes, unfit in ((TWO_BY_TWO, set()), (UNEQUAL, {"hierarchical", "torus"})):
         layout = Topology(nodes, rank)
@@ -182,12 +177,18 @@ def check_groups(split):
     for parts in PARTS:
         part = next((sorted(part) for part in parts if rank in part), [])
         assert ranks_of(group_of_rank(parts)) == (part if len(part) > 1 else None)
+
+
+def check_both_ways():
+    """Check groups that are made one by one, and those that are split off."""
+    check_groups()
+    if SPLITS_GLOO:
+        topology._splits = lambda: True
+        del dist.new_group
+        check_groups()
     dist.barrier()  # else a fast rank could exit while others still connect
 
 
 @pytest.mark.slow("starts four ranks")
-@pytest.mark.parametrize(
-    "split", [False, pytest.param(True, marks=needs_split)], ids=["one by one", "split"]
-)
-def test_algorithms_sum_over_groups_that_have_the_timeout_of_the_default_group(split):
-    run_ranks(4, check_groups, split)
+def test_algorithms_sum_over_groups_that_have_the_timeout_of_the_default_group():
+    run_ranks(4, check_both_ways)

@@ -1,11 +1,8 @@
 """The examples reach the accuracy that they claim, and stay short."""
 
-import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,10 +42,7 @@ def test_example_reaches_its_accuracy(name, needs, monkeypatch, tmp_path):
     main = runpy.run_path(str(path))["main"]
     accuracy = main()
     assert accuracy > 0.95
-    resumes = {
-        "with_accelerate": "checkpoints/epoch-4",
-        "with_transformers": "resume",
-    }
+    resumes = {"with_accelerate": "checkpoints/epoch-4", "with_transformers": "resume"}
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"] * (name in resumes)
     if name in resumes:
         again = main(resumes[name])
@@ -99,31 +93,19 @@ def test_example_with_a_plan_reaches_its_accuracy_on_two_ranks(name, tmp_path, m
     environment = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONPATH": str(EXAMPLES.parent / "src")}
     out = tmp_path / "out"
-    if "torchrun" in command:
-        source = "GROUP_RANK"
-        before, _, _ = command.partition("torchrun")
+    before, is_torchrun, _ = command.partition("torchrun")
+    if is_torchrun:
+        source, module = "GROUP_RANK", "torch.distributed.run"
         environment |= dict(word.split("=") for word in before.split())
         options = ["--standalone", "--nproc-per-node", "2", *FORKED, str(path)]
-        process = start_module(
-            "torch.distributed.run", options, out, cwd=tmp_path, environment=environment
-        )
-        process.join(600)
-        code = process.exitcode
     else:
-        source = "host names"
+        source, module = "host names", str(path)
         further = [word.format(folder=tmp_path) for word in MORE.get(name, [])]
-        _, _, *words = shlex.split(command)
-        with out.open("w") as file:
-            code = subprocess.run(
-                [sys.executable, str(path), *words, *further],
-                cwd=tmp_path,
-                env=os.environ | environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=600,
-            ).returncode
+        options = [*shlex.split(command)[2:], *further]
+    process = start_module(module, options, out, cwd=tmp_path, environment=environment)
+    process.join(600)
     said = out.read_text()
-    assert code == 0, said[-3000:]
+    assert process.exitcode == 0, said[-3000:]
     # The hook has run: this is known of no state that has not been connected.
     assert f"nodes ((0, 1),) by {source}\n" in said
     found = re.search(r"accuracy\W+([\d.]+)(%?)", said)

@@ -16,6 +16,7 @@ from largebatch.recipes.mlperf.log import RESULT
 from largebatch.recipes.schema.load import load
 from tests.examples.pytorchjob import SCHEMA
 from tests.ranks import free_ports
+from tests.recipes.runs import BASE
 
 ROOT = Path(__file__).parents[2]
 SLURM, JOB = ROOT / "examples" / "slurm.sh", ROOT / "examples" / "pytorchjob.yaml"
@@ -38,25 +39,9 @@ NODES, PROCESSES = 2, 1
 
 # Overrides that train the recipe on a few random images for two updates.
 SMALL = [
-    "model.name=test_resnet",
-    "data.source=synthetic",
-    "data.train_images=64",
-    "data.val_images=16",
-    "data.classes=4",
-    "data.image_size=32",
-    "data.eval_resize=36",
-    "batch_size=16",
-    "micro_batch_size=4",
-    "epochs=2",
-    "stop_after=2",
-    "optimizer.lr=1",
-    "optimizer.momentum=0.9",
-    "schedule.warmup=1ep",
-    "schedule.decay=null",
-    "evaluate_every=4ep",
-    "precision=fp32",
-    "device=cpu",
-    "track=mlperf",
+    *(*BASE, "data.source=synthetic", "data.train_images=64", "data.val_images=16"),
+    *("data.classes=4", "stop_after=2", "optimizer.momentum=0.9", "schedule.decay=null"),
+    *("evaluate_every=4ep", "track=mlperf"),
 ]
 
 
@@ -121,45 +106,32 @@ def test_the_script_trains_on_two_nodes(tmp_path):
     assert values["submission_platform"].startswith("2x1 ")
 
 
-def test_the_script_and_the_job_run_the_same_command():
-    (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+def test_the_job_runs_the_command_of_the_script_on_the_same_resources():
+    spec, script = job()["spec"], SLURM.read_text()
+    (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     assert container["command"][:5] == ["torchrun", "--numa-binding=node", signals, *TRAINER]
-    text = SLURM.read_text().replace("\\\n", " ")
-    (line,) = [line for line in text.splitlines() if line.startswith("srun")]
-    words = shlex.split(line)
-    theirs = words[words.index("-m") : words.index("$@")]
+    lines = script.replace("\\\n", " ").splitlines()
+    (words,) = [shlex.split(line) for line in lines if line.startswith("srun")]
     assert signals in words
-    assert theirs == container["command"][3:]
-
-
-def test_the_job_requests_the_same_resources_as_the_script():
-    spec, script = job()["spec"], SLURM.read_text()
+    assert words[words.index("-m") : words.index("$@")] == container["command"][3:]
     assert f"#SBATCH --nodes={spec['pytorchReplicaSpecs']['Worker']['replicas']}\n" in script
     assert f"#SBATCH --gpus-per-node={spec['nprocPerNode']}\n" in script
     assert f"--max-restarts {spec['elasticPolicy']['maxRestarts']} " in script
-    (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == spec["nprocPerNode"]
-
-
-def test_their_command_is_a_recipe_with_valid_keys():
-    (container,) = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     name, *overrides = container["command"][5:]
     recipe = load(name, overrides).recipe
     assert recipe.resume.from_ == "latest"
     assert recipe.batch_size % (64 * recipe.micro_batch_size) == 0  # on 8 x 8 GPUs
 
 
-def pod(content):
-    """Return the pod that the operator creates from a job's template."""
-    template = content["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, **template}
-
-
 def test_the_job_is_valid():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(job(), SCHEMA)
-    kubernetes_validate.validate(pod(job()), "1.30", strict=True)
+    # The pod that the operator creates from the template.
+    template = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, **template}
+    kubernetes_validate.validate(pod, "1.30", strict=True)
 
 
 def test_shellcheck_finds_nothing_in_the_script():

@@ -71,13 +71,3 @@ def train(
 def assert_close(ours, theirs, rtol=1e-10, atol=1e-14):
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
-
-
-def assert_identical(before, after):
-    (old_parameters, old_state), (parameters, state) = before, after
-    for old, new in zip(old_parameters, parameters, strict=True):
-        assert torch.equal(old, new)
-    assert old_state["state"].keys() == state["state"].keys()
-    for index, values in old_state["state"].items():
-        for key, value in values.items():
-            assert torch.equal(value, state["state"][index][key]), (index, key)

@@ -131,17 +131,10 @@ def test_describe_shows_what_adapts_by_shape():
     assert [line.split()[-1] for line in groups.splitlines()[-2:]] == ["no", "yes"]
 
 
-def test_frozen_parameters_are_left_out_and_tied_ones_taken_once():
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
+def test_predicates_are_independent_frozen_parameters_left_out_and_tied_ones_taken_once():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
     model[2].bias.requires_grad_(False)
-    groups = split_parameters(model, 0.1)
-    assert names(groups) == {"0.weight", "2.weight"}
-    assert sum(len(group["params"]) for group in groups) == 2
-
-
-def test_the_predicates_for_decay_and_adaptation_are_independent():
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     filters = {
         "no_decay": lambda module, name, parameter: name.endswith("bias"),
         "no_adapt": lambda module, name, parameter: isinstance(module, nn.BatchNorm1d),
@@ -151,6 +144,7 @@ def test_the_predicates_for_decay_and_adaptation_are_independent():
     assert names(groups, weight_decay=0.0, adapt=True) == {"0.bias"}
     assert names(groups, weight_decay=0.1, adapt=False) == {"1.weight"}
     assert names(groups, weight_decay=0.0, adapt=False) == {"1.bias"}
+    assert sum(len(group["params"]) for group in groups) == 4
     torch.optim.SGD(groups, lr=0.1)  # any torch optimizer takes them
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.mutants cover    # once: which tests execute which line; takes a run of all
     python -m tests.mutants run      # each mutant with the tests that cover it, 60 s at most
-    python -m tests.mutants table    # the baseline, and what became of it
+    python -m tests.mutants lost     # how many became what, and which were caught before
 
 ``list.json`` holds the mutants, half of them in the trainer and half in the packages below it. They
 were drawn at random from the operators, numbers, conditions and calls of lines that are meant to
@@ -18,6 +18,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 from .sites import Mutant
@@ -25,26 +26,6 @@ from .sites import Mutant
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).parent
 BUILD = ROOT / "build" / "mutants"
 LIST, BASELINE, LATEST = HERE / "list.json", HERE / "baseline.json", BUILD / "outcomes.json"
-OUTCOMES = ("caught", "missed", "out of time", "not covered", "gone")
-
-
-def part_of(mutant: Mutant) -> str:
-    """The part that a mutant was chosen from."""
-    name = mutant.path.removeprefix("recipes/").removeprefix("training/")
-    part = name.split("/")[0].removesuffix(".py")
-    return "build" if part == "data" else part  # the data of a run were made in build.py
-
-
-def table(rows: list[dict[str, str]]) -> str:
-    """Outcomes by part, as a table in Markdown."""
-    counts: dict[str, Counter[str]] = {}
-    for part, row in (*((row["part"], row) for row in rows), *(("all", row) for row in rows)):
-        counts.setdefault(part, Counter())[row["outcome"]] += 1
-    lines = [f"| part | mutants | {' | '.join(OUTCOMES)} |", "|---" + "|---:" * 6 + "|"]
-    for part, count in counts.items():
-        numbers = [count.total(), *(count[name] for name in OUTCOMES)]
-        lines.append(f"| {part} | {' | '.join(map(str, numbers))} |")
-    return "\n".join(lines)
 
 
 def lost(before: list[dict[str, str]], after: list[dict[str, str]]) -> list[str]:
@@ -63,9 +44,8 @@ def main() -> None:
     """Run a subcommand; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("what", choices=("cover", "run", "table"))
+    parser.add_argument("what", choices=("cover", "run", "lost"))
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
-    parser.add_argument("--baseline", action="store_true", help="keep the outcomes as baseline")
     options, further = parser.parse_known_args()
     if options.what == "cover":
         from .cover import cover
@@ -73,16 +53,12 @@ def main() -> None:
         cover(ROOT, BUILD, further)
         return
     if options.what == "run":
-        rows = _run(options.jobs)
-        file = BASELINE if options.baseline else LATEST
-        file.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    before = json.loads(BASELINE.read_text())
-    print(f"The baseline:\n\n{table(before)}")
-    if LATEST.exists() and not options.baseline:
-        after = json.loads(LATEST.read_text())
-        print(f"\nNow:\n\n{table(after)}\n\nCaught before and not now:")
-        print("\n".join(lost(before, after)) or "none")
-        sys.exit(bool(lost(before, after)))
+        LATEST.write_text("[\n" + ",\n".join(map(json.dumps, _run(options.jobs))) + "\n]\n")
+    before, after = (json.loads(file.read_text()) for file in (BASELINE, LATEST))
+    for name, rows in (("The baseline", before), ("Now", after)):
+        print(f"{name}: {dict(Counter(row['outcome'] for row in rows))}")
+    print("Caught before and not now:", *(lost(before, after) or ["none"]), sep="\n")
+    sys.exit(bool(lost(before, after)))
 
 
 def _run(jobs: int) -> list[dict[str, object]]:
@@ -90,18 +66,15 @@ def _run(jobs: int) -> list[dict[str, object]]:
     from .run import Outcome, run
 
     chosen = [Mutant(**record) for record in json.loads(LIST.read_text())]
-    done = 0
+    done = count(1)
 
     def ended(index: int, outcome: Outcome) -> None:
-        nonlocal done
-        done += 1
-        print(
-            f"{done:4} {outcome.outcome:12} {outcome.seconds:5.1f} s  {chosen[index]}", flush=True
-        )
+        seconds = f"{outcome.seconds:5.1f} s"
+        print(f"{next(done):4} {outcome.outcome:12} {seconds}  {chosen[index]}", flush=True)
 
     outcomes = run(ROOT, chosen, Covering(ROOT, BUILD), BUILD, jobs, ended)
     return [
-        {"part": part_of(mutant), "mutant": str(mutant), **vars(outcome)}
+        {"mutant": str(mutant), **vars(outcome)}
         for mutant, outcome in zip(chosen, outcomes, strict=True)
     ]
 

@@ -99,22 +99,16 @@ def test_every_evaluation_covers_each_image_once_on_any_number_of_ranks(photos, 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_global_batches_do_not_depend_on_the_number_of_ranks(photos, backend):
+def test_global_batches_do_not_depend_on_the_number_of_ranks_or_on_breaks(photos, backend):
     kept = [*loader(photos, backend=backend)]  # and are not overwritten by later ones
     alone = take(loader(photos, backend=backend))
     assert_same((torch.cat([b.images for b in kept]), torch.cat([b.labels for b in kept])), alone)
+    broken = loader(photos, backend=backend)
+    parts = take(broken, 2), take(broken)  # an iteration that is abandoned can be continued
+    assert_same(map(torch.cat, zip(*parts, strict=True)), alone)
     for world_size, micro in ((1, 4), (2, 6), (2, 3), (4, 3), (3, 2)):
         make = partial(loader, photos, backend=backend, micro_batch_size=micro)
         assert_same(take_in_turn(of_ranks(world_size, make)), alone)
-
-
-def test_an_abandoned_iteration_can_be_continued(photos):
-    for backend in BACKENDS:
-        whole = take(loader(photos, backend=backend))
-        broken = loader(photos, backend=backend)
-        first = take(broken, 2)
-        rest = take(broken)
-        assert_same(tuple(torch.cat(p) for p in zip(first, rest, strict=True)), whole)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from largebatch import recipes
 from largebatch.recipes import errors
 
 
@@ -66,11 +65,3 @@ def test_the_packages_of_recipes_are_those_that_it_installs():
     names = [re.split("[>=]", line)[0] for line in project["optional-dependencies"]["recipes"]]
     imported = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
     assert {imported.get(n, n.replace("-", "_")) for n in names} == {*errors._PACKAGES}
-
-
-def test_public_names_load_when_they_are_used():
-    for name in recipes.__all__:
-        assert getattr(recipes, name).__name__ == name
-    assert set(recipes.__all__) <= set(dir(recipes))
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = recipes.nothing

@@ -18,6 +18,9 @@ from largebatch.recipes.train import main
 from largebatch.recipes.training.folder import place as run_folder
 from tests.ranks import run_ranks
 
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+
 
 @pytest.mark.parametrize(
     ("environment", "threads"),
@@ -25,6 +28,8 @@ from tests.ranks import run_ranks
         ({}, 4),
         ({"OMP_NUM_THREADS": "1"}, None),
         ({"OMP_NUM_THREADS": "3"}, None),
+        (TORCHRUN | {"OMP_NUM_THREADS": "1"}, 2),  # set by torchrun, and not by the user
+        (TORCHRUN | {"OMP_NUM_THREADS": "3"}, None),
     ],
     ids=str,
 )
@@ -35,20 +40,6 @@ def test_a_process_uses_its_share_of_the_cores_by_default(monkeypatch, environme
     for name in ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with job.joined(load("digits", ["device=cpu"]).recipe):
-        assert chosen == ([] if threads is None else [threads])
-
-
-@pytest.mark.parametrize(("number", "threads"), [("1", 2), ("3", None)])
-def test_the_omp_num_threads_set_by_torchrun_is_not_the_users_choice(monkeypatch, number, threads):
-    chosen = []
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    for name, value in {
-        "OMP_NUM_THREADS": number, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0",
-    }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     with job.joined(load("digits", ["device=cpu"]).recipe):
         assert chosen == ([] if threads is None else [threads])
@@ -138,14 +129,13 @@ def leave(folder, error, fails):
 
 
 @pytest.mark.slow("starts ranks")
-@pytest.mark.parametrize("error", [None, AgreedError("all"), SystemExit(143)], ids=repr)
-def test_rank_0_ends_a_run_before_the_others(tmp_path, error):
-    assert run_ranks(2, leave, tmp_path, error, False) == [True, True]
-
-
-@pytest.mark.slow("starts ranks")
-def test_no_rank_waits_for_rank_0_where_it_has_failed_alone(tmp_path):
-    assert run_ranks(2, leave, tmp_path, KeyError("x"), True) == [True, False]
+@pytest.mark.parametrize(
+    ("error", "fails"),
+    [(None, False), (AgreedError("all"), False), (SystemExit(143), False), (KeyError("x"), True)],
+    ids=repr,
+)
+def test_rank_0_ends_a_run_before_the_others_unless_it_failed_alone(tmp_path, error, fails):
+    assert run_ranks(2, leave, tmp_path, error, fails) == [True, not fails]
 
 
 @pytest.mark.parametrize("error", [None, AgreedError("all"), RecipeError("one")], ids=repr)
@@ -163,9 +153,7 @@ def test_ranks_that_agree_on_an_error_leave_in_good_order(monkeypatch, error):
             raise
 
     monkeypatch.setattr(job, "missing_ranks_named", roll_call)
-    for name, value in {
-        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0",
-    }.items():  # fmt: skip
+    for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     raised = pytest.raises(type(error), match=str(error)) if error else nullcontext()
     with raised, job.joined(load("digits", ["device=cpu"]).recipe):

@@ -10,12 +10,11 @@ import pytest
 
 from largebatch.recipes.errors import AgreedError, LostRankError, RecipeError
 from largebatch.recipes.training import process
+from tests.recipes.runs import BASE
 
 SYNTHETIC = [
-    *("model.name=test_resnet", "data.source=synthetic", "data.train_images=64"),
-    *("data.val_images=0", "data.classes=4", "data.image_size=32", "data.eval_resize=32"),
-    *("batch_size=16", "micro_batch_size=8", "epochs=2", "precision=fp32", "device=cpu"),
-    *("evaluate_every=null", "comm.ranks_per_node=null", "log_every=1", "schedule.warmup=0"),
+    *(*BASE, "data.source=synthetic", "data.train_images=64", "data.val_images=0"),
+    *("data.classes=4", "evaluate_every=null", "log_every=1", "schedule.warmup=0"),
 ]
 
 

@@ -33,8 +33,6 @@ from .tensor_files import read_tensors
 #: What all ranks have in common: ``parameters``, ``optimizer``, and ``ema`` if there is an average.
 MODEL = "model.pt"
 FILES, DIGEST = "files", "sha256"
-#: Most bytes of ``state.json``: callbacks of users keep in it what they like.
-_MOST_BYTES = 2**26
 _KEYS = ("step", "world_size", "loader", "precision", "recipe")
 _VALID = "another checkpoint, resume=PATH"
 #: The files that this process found as they were written, with the time of their last change.
@@ -83,7 +81,7 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
     content: dict[str, Any] = {}
     try:
         with suppress(DamagedFileError):
-            content = read_object(path / STATE, _MOST_BYTES)
+            content = read_object(path / STATE)
         digest = content.pop(DIGEST, None)
         if digest != digest_of(content) or not content.keys() >= set(_KEYS):
             raise DamagedError(path, f"its {STATE} is not as it was written")

@@ -23,7 +23,6 @@ from ...files import (
     object_in,
     parse_json,
     parse_yaml,
-    read_bytes,
     read_text,
     text,
     whole,
@@ -41,8 +40,6 @@ Line = dict[str, Any]
 
 #: Folders inside a run's that hold no runs.
 _PARTS = (CHECKPOINTS, "tensorboard", "wandb", "mlruns")
-#: Most bytes of metrics, and of one line of them.
-_MOST_BYTES, _LONGEST_LINE = 2**32, 2**24
 
 
 class NoMetricsError(RecipeError):
@@ -129,12 +126,12 @@ def read_lines(folder: Path) -> Metrics:
     """Read a run's metrics; none if they are not there."""
     path = folder / METRICS
     try:
-        content = read_bytes(path, _MOST_BYTES)
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return Metrics()
-    except (OSError, DamagedFileError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise RecipeError(f"{path} cannot be read: {problem}; valid: a readable file") from None
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+        raise RecipeError(f"{problem}; valid: a readable file") from None
     *whole_lines, _ = content.split(b"\n")
     found = [(place, _placed(one)) for place, one in enumerate(whole_lines, 1) if one]
     return Metrics(
@@ -251,15 +248,8 @@ def outcome_of(folder: Path) -> Outcome:
     )
 
 
-def name_of(folder: Path) -> str | None:
-    """The name of the recipe of a run; None if it is not known."""
-    return text(recipe_of(folder).get("name") or object_in(folder / SUMMARY).get("recipe"))
-
-
 def _placed(content: bytes) -> Line | None:
     """A line of metrics that says which split, step and epoch it is of."""
-    if len(content) > _LONGEST_LINE:
-        return None
     try:
         line = parse_json(content)
     except DamagedFileError:

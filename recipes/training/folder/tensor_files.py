@@ -72,20 +72,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} cannot be read: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, not a dictionary")
-    if problem := _without_values(content, path):
-        raise ValueError(f"{path.name} {problem}")
     return content
-
-
-def _without_values(content: Any, path: Path) -> str:
-    """What a tensor claims to hold that the file does not; nothing if all are in it."""
-    size = path.stat().st_size
-    for tensor in tensors_in(content):
-        if tensor.is_meta:
-            return "holds a tensor without values, on the device meta"
-        if tensor.layout is torch.strided and tensor.numel() * tensor.element_size() > size:
-            return "holds a tensor that is larger than the file"
-    return ""
 
 
 def damage_of(path: Path) -> str:
@@ -100,8 +87,4 @@ def damage_of(path: Path) -> str:
     except Exception as error:  # zipfile raises errors of many kinds
         reason = str(error).partition("\n")[0] or type(error).__name__
         return f"its records cannot be read ({reason})"
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # of any kind: whoever reads the file says what it is instead
-        return ""
-    return _without_values(content, path)
+    return ""

@@ -98,7 +98,7 @@ def read_weights(path: Path, *, ema: bool = False, key: str = "init.from") -> di
         reason = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
         raise RecipeError(f"{key}: {path} cannot be read as weights: {reason}; {_VALID}") from None
     for name, value in content.items():
-        if not (isinstance(value, Tensor) and value.layout is torch.strided):
+        if not (isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta):
             raise RecipeError(
                 f"{key}: {path} is not a model's state dict: its {name!r} is a "
                 f"{type(value).__name__}, not a dense tensor; {_VALID}"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+import torch
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
@@ -17,7 +18,6 @@ from ...words import rate, short_duration
 from ..callbacks import RunContext
 from ..folder.outcome import best, metrics_of
 from ..watch.clocks import TimeLeft
-from ..watch.memory import gpu_of
 
 
 class Display:
@@ -36,7 +36,7 @@ class Display:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._shows, self._warns, self._now = shows and not quiet, shows and warns, now
-        standard = Console(quiet=not self._shows, highlight=False, soft_wrap=True)
+        standard = _Lasting(quiet=not self._shows, highlight=False, soft_wrap=True)
         self.console = console or standard
         self._best: tuple[float, float] | None = None  # top-1 and its epoch
         self._memory: int | None = None
@@ -48,8 +48,8 @@ class Display:
             return
         self._run = run
         self._time_left = TimeLeft(run.timeline, run.last_step, self._now)
-        gpu = gpu_of(run.job.device)
-        self._memory = gpu.total_memory if gpu else None
+        if run.job.device.type == "cuda":
+            self._memory = torch.cuda.get_device_properties(run.job.device).total_memory
         if so_far := best(metrics_of(run.run_dir).val):
             self._note_best(so_far["top1"], so_far["epoch"])
         if self.console.is_interactive:
@@ -103,6 +103,13 @@ class Display:
         if self._best is None or top1 > self._best[0]:
             self._best = top1, epoch
         return self._best
+
+
+class _Lasting(Console):
+    """A console that says nothing more once nobody reads it, where rich's ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 def _printable(text: str) -> str:

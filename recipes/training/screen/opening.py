@@ -1,4 +1,4 @@
-"""What a run shows when it starts: at most 12 lines, each with a label, and what it begins with.
+"""What a run shows when it starts: at most 11 lines, each with a label, and what it begins with.
 
 The lines name what was chosen for the user where the recipe says ``auto``: precision, compilation,
 the back end that decodes, the all-reduce. What counts apart are notices, the checkpoint that a run
@@ -36,7 +36,6 @@ def show_opening(
     asked: Mapping[str, Any],
     precision: str,
     topology: Topology,
-    memory: str = "",
     notices: Iterable[str] = (),
     changes: Iterable[str] = (),
 ) -> None:
@@ -54,7 +53,6 @@ def show_opening(
         "optimizer": _optimizer(run),
         "precision": _precision(run, components, asked, precision),
         "all-reduce": _all_reduce(run, components, asked, topology),
-        "memory": memory,
         "run folder": str(run.run_dir),
     }
     run.say(
@@ -138,7 +136,6 @@ def _stages(run: RunContext) -> str:
         what = _listed(
             f"{stage.image_size} pixels" if stage.image_size else "",
             f"batch {stage.batch_size:,}" if stage.batch_size else "",
-            f"micro-batch {stage.micro_batch_size:,}" if stage.micro_batch_size else "",
         )
         rate = rates.get(stage.lr, f", learning rate scaled ({stage.lr})")
         found.append(f"{what} from {stage.from_}{rate}")

@@ -13,11 +13,8 @@ modules that call themselves.
 from __future__ import annotations
 
 import copy
-import io
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -31,9 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from ....amp import MasterWeights, Precision
 from ....lars import LARS
-from ....pipeline import Phase
 from ...errors import RecipeError
-from ...words import decimal_size
 from ..targets import training_loss
 
 #: What a GPU holds besides the tensors that are counted.
@@ -44,11 +39,6 @@ UNCOUNTED = (
     "decoded images ahead of use",
     "gaps in the allocator's blocks",
 )
-
-
-def gpu_of(device: torch.device) -> Any:
-    """Return what torch knows of a GPU, such as ``name`` and ``total_memory``; else None."""
-    return torch.cuda.get_device_properties(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)
@@ -63,22 +53,6 @@ class Memory:
     ema: int  # the moving average of the weights
     activations: int  # the micro-batch and what forward leaves for backward, with autocast's copies
     peak: int  # the largest sum at one time, with temporary tensors of backward and of the update
-
-    def in_words(self, gpu: Any) -> str:
-        """Say what a step needs, such as ``about 11.2 GB of tensors on each rank``."""
-        about = "more than" if self.state is None else "about"
-        there = f", of {decimal_size(gpu.total_memory)} on the {gpu.name}" if gpu else ""
-        return f"{about} {decimal_size(self.peak)} of tensors on each rank{there}"
-
-    def too_large(self, gpu: Any) -> str:
-        """A warning, in one line, if a step needs more memory than the GPU has; else empty."""
-        if gpu is None or self.peak <= gpu.total_memory:
-            return ""
-        return (
-            f"micro_batch_size: {self.micro_batch_size} images need about "
-            f"{decimal_size(self.peak)}, and {gpu.name} has {decimal_size(gpu.total_memory)}; "
-            "valid: fewer images, of which more are accumulated, in the same global batch"
-        )
 
 
 class _Held(NamedTuple):
@@ -140,18 +114,6 @@ class MemoryCounter:
             left,
             parameters + state + ema + buckets + max(peak, update),
         )
-
-    def estimate(self, precision: str, phases: Sequence[Phase], ranks: int) -> Memory | None:
-        """Count the step with the most pixels in a micro-batch; None if it cannot be counted."""
-        most = max(phases, key=lambda one: one.micro_batch_size * one.image_size**2)
-        sizes, unsaid = (most.micro_batch_size, most.image_size), io.StringIO()
-        try:
-            with warnings.catch_warnings(), redirect_stdout(unsaid), redirect_stderr(unsaid):
-                warnings.simplefilter("ignore")
-                accumulation = most.accumulation(ranks)
-                return self.count(precision, *sizes, ranks=ranks, accumulation=accumulation)
-        except Exception:  # of any kind: it is not worth a run
-            return None
 
     def gradient_bytes(self, precision: str) -> int:
         """Bytes of all gradients, as DDP reduces them."""

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, _ExperimentalConfig, profile
 
 from ...errors import RecipeError
-from ...schema.profile import Profile
+from ...schema.sections import Profile
 from ..callbacks import Callback, RunContext, Status
 
 #: The folder of the files, in that of the run.

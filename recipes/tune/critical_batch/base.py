@@ -144,12 +144,11 @@ class Base:
 
 def _check(recipe: Recipe) -> None:
     """Raise RecipeError if the batch size or the length of a recipe cannot be changed."""
-    for key in ("batch_size", "micro_batch_size"):
-        if any(getattr(stage, key) for stage in recipe.stages):
-            raise RecipeError(
-                f"stages: {key} changes during the run; valid here: stages without {key}, such as "
-                "stages=[]"
-            )
+    if any(stage.batch_size for stage in recipe.stages):
+        raise RecipeError(
+            "stages: batch_size changes during the run; valid here: stages without it, such as "
+            "stages=[]"
+        )
     if recipe.stop_after:
         raise RecipeError(
             "stop_after: the run ends before its schedule does, so that its loss is not that of "

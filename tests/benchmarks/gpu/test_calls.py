@@ -1,7 +1,6 @@
 """``python -m benchmarks.gpu``: the dry run of calls, and how parts that fail are handled."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -85,15 +84,23 @@ def test_a_part_that_dies_keeps_its_results_and_the_others_run(tmp_path, monkeyp
     assert "not finished: ended by signal 6" in capfd.readouterr().out
 
 
-def test_a_part_that_hangs_is_killed_and_is_late(tmp_path, monkeypatch):
+def test_a_part_that_hangs_is_killed_and_what_was_found_is_there_at_any_time(tmp_path, monkeypatch):
     fakes(monkeypatch, first="time.sleep(600)", second="found.finish('ok')")
-    watch = calls.watch
-    kill = lambda name, *run: watch(name, *run[:2], run[2] * (name != "first"))  # noqa: E731
-    monkeypatch.setattr(calls, "watch", kill)
+    watch, there = calls.watch, []
+
+    def killed_or_watched(name, command, file, deadline):
+        text = file.with_suffix(".md")
+        there.append(text.read_text() if text.exists() else "")
+        watch(name, command, file, deadline * (name != "first"))
+
+    monkeypatch.setattr(calls, "watch", killed_or_watched)
     assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 0
     parts = report.read(tmp_path / "call-a.json")["parts"]
     assert (parts["first"]["state"], parts["second"]["state"]) == ("late", "ok")
     assert parts["first"]["reason"] == "not finished: killed, as its time was over"
+    before, between = there
+    assert before == ""
+    assert "| first | late |" in between
 
 
 def test_a_part_without_time_is_not_started(tmp_path):
@@ -101,25 +108,6 @@ def test_a_part_without_time_is_not_started(tmp_path):
     parts = report.read(tmp_path / "call-d.json")["parts"]
     assert (parts["cifar"]["state"], parts["cifar"]["reason"]) == ("skipped", "no time is left")
     assert "no time is left" in (tmp_path / "call-d.md").read_text()
-
-
-def test_what_a_call_has_found_is_there_when_it_is_killed(tmp_path):
-    code = "import sys, time; from benchmarks.gpu import calls\n"
-    code += "calls.CALLS['a'] = {'first': (1, 600), 'second': (1, 600)}\n"
-    code += "ends = {'first': 'found.finish(\"ok\")', 'second': 'time.sleep(600)'}\n"
-    code += f"PART = {PART!r}\n"
-    code += "calls.Options.command = lambda options, part, deadline: [sys.executable, '-c', "
-    code += "PART.format(file=str(options.file), name=part, deadline=deadline, end=ends[part])]\n"
-    code += f"options = calls.Options('a', calls.Path({str(tmp_path)!r}), dry=True)\n"
-    code += "calls.run(options, time.monotonic() + 600)\n"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    while "second: check" not in process.stdout.readline():
-        pass
-    process.kill()
-    process.wait()
-    parts = report.read(tmp_path / "call-a.json")["parts"]
-    assert [part["state"] for part in parts.values()] == ["ok", "running"]
-    assert "| first | ok |" in (tmp_path / "call-a.md").read_text()
 
 
 def refused(capsys, *arguments):

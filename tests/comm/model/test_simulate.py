@@ -110,14 +110,6 @@ def test_half_precision_summed_in_fp32_leaves_the_algorithms_that_can():
     assert set(found) == {*whole, half, replace(half, chunk_bytes=2**20)}
 
 
-def test_ddps_threshold_is_kept_unless_another_is_better():
-    model = profile([4_000_000] * 20, step=100.0)
-    cluster = Cluster.of(16, 8, LINKS)
-    assert best_threshold(model, cluster, (Rule("ring"),)) == 25 * 2**20
-    hurried = profile([400_000] * 200, step=0.03)
-    assert best_threshold(hurried, cluster, (Rule("ring"),)) != 25 * 2**20
-
-
 def test_a_calibrated_cluster_reproduces_the_measurements():
     topology = Topology.of(8, 4)
     cut = Rule("hierarchical", chunk_bytes=4096)

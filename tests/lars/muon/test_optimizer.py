@@ -33,14 +33,22 @@ def test_unfit_groups_are_refused_and_not_added(group, message):
     run(optimizer, range(1))
 
 
-def test_a_group_that_is_added_takes_the_options_of_others():
-    optimizer = make(rules=[], others={"rule": "adamw", "lr": 0.3, "betas": (0.5, 0.9)})
-    optimizer.add_param_group(matrix(orthogonal=False))
-    optimizer.add_param_group(matrix(orthogonal=False, rule="sgd", lr=1.0))
-    optimizer.add_param_group(matrix())
-    found = [(group["rule"], group["lr"]) for group in optimizer.param_groups]
-    assert found == [("sgd", 0.1), ("adamw", 0.3), ("sgd", 1.0), ("sgd", 0.1)]
-    assert optimizer.param_groups[1]["betas"] == (0.5, 0.9)
+def test_other_groups_have_the_options_of_others_and_a_multiple_of_the_rate():
+    others = {"rule": "adamw", "lr": 0.3, "betas": (0.5, 0.9)}
+    optimizer = Muon([matrix()], 0.1, others=others)
+    for options in ({"orthogonal": False}, {"orthogonal": False, "rule": "sgd", "lr": 1.0}, {}):
+        optimizer.add_param_group(matrix(**options))
+    # The groups of one optimizer, which have all keys, may be given to another.
+    copied = Muon([dict(group) for group in optimizer.param_groups], 0.1)
+    for one in (optimizer, copied):
+        found = [(g["orthogonal"], g["rule"], g["lr"]) for g in one.param_groups]
+        of_others = [(False, "adamw", 0.3), (False, "sgd", 1.0)]
+        assert found == [(True, "sgd", 0.1), *of_others, (True, "sgd", 0.1)]
+        assert one.param_groups[1]["betas"] == (0.5, 0.9)
+    for rate in (0.2, torch.tensor(0.2)):
+        given = matrix(orthogonal=False, lr=0.4)
+        scaled = Muon([matrix(), matrix(orthogonal=False), given], rate, others={"lr_scale": 1.5})
+        assert [float(g["lr"]) for g in scaled.param_groups] == pytest.approx([0.2, 0.3, 0.4])
 
 
 @pytest.mark.slow("compiles the step")
@@ -94,19 +102,3 @@ def test_ratios_are_named_and_only_of_tensors_that_have_one():
 def test_a_wrong_option_is_named_with_its_place(options, message):
     with pytest.raises(ValueError, match=message):
         Muon([matrix()], 0.1, **options)
-
-
-def test_the_groups_of_one_optimizer_may_be_given_to_another():
-    optimizer = Muon([matrix(), matrix(rule="adamw", orthogonal=False)], 0.1)
-    copied = Muon([dict(group) for group in optimizer.param_groups], 0.1)  # has all keys
-    found = [(group["orthogonal"], group["rule"]) for group in copied.param_groups]
-    assert found == [(True, "sgd"), (False, "adamw")]
-
-
-def test_other_groups_begin_with_a_multiple_of_the_rate():
-    given = matrix(orthogonal=False, lr=0.4)
-    optimizer = Muon([matrix(), matrix(orthogonal=False), given], 0.2, others={"lr_scale": 1.5})
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2, 0.3, 0.4])
-    rate = torch.tensor(0.2)
-    optimizer = Muon([matrix(), matrix(orthogonal=False)], rate, others={"lr_scale": 1.5})
-    assert optimizer.param_groups[1]["lr"].item() == pytest.approx(0.3)

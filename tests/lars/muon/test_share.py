@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from largebatch.lars import Muon
 from largebatch.lars.muon.share import plan_of
 from tests.host_reads import NoHostReads
+from tests.lars.muon.training import assert_equal, run, set_gradients, tensors
 from tests.ranks import run_ranks
 
 # Several of a shape, convolutions, tall and wide matrices, and one that outweighs the others.
@@ -50,33 +51,17 @@ def test_work_is_balanced_and_the_buffer_holds_each_tensor_in_the_part_of_its_ow
     assert len(plan.bounds) == ranks + 1
 
 
-def parameters(dtype=torch.float32, *, channels_last=False):
-    generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+def weights(dtype=torch.float32, *, channels_last=False):
+    made = tensors(0, SHAPES, dtype)
     if channels_last:
         made = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
     return [nn.Parameter(t) for t in made]
 
 
-def set_gradients(of, step):
-    generator = torch.Generator().manual_seed(step + 1)
-    for parameter in of:
-        gradient = torch.randn(parameter.shape, generator=generator)
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
-
-
-def train(of, steps, **options):
+def trained(of, steps=1, **options):
     optimizer = Muon(of, 0.1, **options)
-    for step in steps:
-        set_gradients(of, step)
-        optimizer.step()
+    run(optimizer, range(steps))
     return optimizer
-
-
-def values(optimizer):
-    of = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    states = [state for parameter in of for state in optimizer.state[parameter].values()]
-    return [tensor.detach().clone() for tensor in (*of, *states)]
 
 
 #: The form of parameters, and options.
@@ -91,10 +76,9 @@ CASES = [
 def shared():
     """Bit for bit: the ranks' batches differ, which does not affect products of these shapes."""
     for form, options in CASES:
-        together = train(parameters(**form), range(2), process_group=dist.group.WORLD, **options)
-        alone = train(parameters(**form), range(2), **options)
-        for ours, theirs in zip(values(together), values(alone), strict=True):
-            assert torch.equal(ours, theirs)
+        together = trained(weights(**form), 2, process_group=dist.group.WORLD, **options)
+        alone = trained(weights(**form), 2, **options)
+        assert_equal(together, alone)
         assert together.trust_ratios() == alone.trust_ratios()
         by_trust_ratio = options.get("adjust_lr_fn") == "trust_ratio"
         assert len(together.trust_ratios()) == len(SHAPES) * by_trust_ratio
@@ -122,9 +106,8 @@ class Counted(TorchDispatchMode):
 def counted():
     found = []
     for dtype in DTYPES:
-        of = parameters()
-        optimizer = train(of, range(1), ns_dtype=dtype, process_group=dist.group.WORLD)
-        set_gradients(of, 1)
+        optimizer = trained(weights(), ns_dtype=dtype, process_group=dist.group.WORLD)
+        set_gradients(optimizer, 1)
         with Counted() as counter, NoHostReads(), mock.patch.object(torch.Tensor, "tolist", None):
             optimizer.step()
         found.append((counter.broadcasts, counter.sent, counter.received, counter.comparisons))
@@ -136,15 +119,15 @@ def other_gradients(seen):
 
     ``seen`` counts the steps before: none, one with all gradients, and one without.
     """
-    of = parameters()
+    of = weights()
     optimizer = Muon(of, 0.1, process_group=dist.group.WORLD)
     for step in range(seen):
-        set_gradients(of, step)
+        set_gradients(optimizer, step)
         if step == 1:
             of[2].grad = None
         optimizer.step()
     before = [parameter.detach().clone() for parameter in of]
-    set_gradients(of, seen)
+    set_gradients(optimizer, seen)
     rank = dist.get_rank()
     if rank == 1:
         of[2].grad = None
@@ -154,28 +137,26 @@ def other_gradients(seen):
     with pytest.raises(RuntimeError if seen > rank else ValueError, match=message):
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(of, before, strict=True))
-    set_gradients(of, 9)  # and goes on with gradients that agree
+    set_gradients(optimizer, 9)  # and goes on with gradients that agree
     optimizer.step()
 
 
 def copied():
     """A copy has no process group, which can be set again."""
-    optimizer = train(parameters(), range(1), process_group=dist.group.WORLD)
+    optimizer = trained(weights(), process_group=dist.group.WORLD)
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         assert other.process_group is None
         other.process_group = dist.group.WORLD
         assert other.process_group is optimizer.process_group
-        of = other.param_groups[0]["params"]
-        set_gradients(of, 1)
-        other.step()
+        run(other, [1])
     only_first = dist.new_group([0])
     if dist.get_rank() == 1:
         with pytest.raises(ValueError, match="process_group has no rank 1; valid: a group with"):
             optimizer.process_group = only_first
     else:
-        train(parameters(), range(1), process_group=only_first)
+        trained(weights(), process_group=only_first)
     with pytest.raises(ValueError, match="process_group is not an option of a parameter group"):
-        Muon([{"params": parameters(), "process_group": dist.group.WORLD}], 0.1)
+        Muon([{"params": weights(), "process_group": dist.group.WORLD}], 0.1)
 
 
 def on_a_rank():

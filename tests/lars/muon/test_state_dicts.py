@@ -14,14 +14,14 @@ from tests.lars.muon.training import SHAPES, assert_equal, follow, make, run, te
 from tests.lars.states import assert_refuses
 
 FORMS = [
-    (torch.float32, {"adjust_lr_fn": "trust_ratio"}),
+    (torch.float32, {"adjust_lr_fn": "trust_ratio", "others": {"rule": "adamw"}}),
     (torch.float64, {"norm_projection": True, "conv_mode": "batched"}),
     (torch.bfloat16, {"master_weights": True, "ns_coefficients": ((3.0, -4.0, 2.0),)}),
 ]
 
 
 @pytest.mark.parametrize(("dtype", "options"), FORMS)
-def test_a_loaded_state_dict_continues_bit_for_bit(dtype, options):
+def test_a_loaded_state_dict_and_a_copy_continue_bit_for_bit(dtype, options):
     optimizer = make(dtype, **options)
     run(optimizer, range(3))
     shared = {name: value for name, value in options.items() if name == "master_weights"}
@@ -29,24 +29,17 @@ def test_a_loaded_state_dict_continues_bit_for_bit(dtype, options):
     saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
     kept = copy.deepcopy(saved)
     other.load_state_dict(saved)
+    copies = copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))
+    assert all(one.trust_ratios() == optimizer.trust_ratios() for one in copies)
     run(optimizer, range(3, 6))
-    run(other, range(3, 6))
-    assert_equal(other, optimizer)
+    for one in (other, *copies):
+        run(one, range(3, 6))
+        assert_equal(one, optimizer)
     for index, state in kept["state"].items():  # what was loaded is a copy
         assert all(torch.equal(value, saved["state"][index][n]) for n, value in state.items())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_a_copied_optimizer_continues_bit_for_bit(copied):
-    optimizer = make(adjust_lr_fn="trust_ratio", others={"rule": "adamw"})
-    run(optimizer, range(2))
-    other = copied(optimizer)
-    assert other.trust_ratios() == optimizer.trust_ratios()
-    run(optimizer, range(2, 4))
-    run(other, range(2, 4))
-    assert_equal(other, optimizer)
-    other.add_param_group({"params": [nn.Parameter(torch.ones(2))], "orthogonal": False})
-    assert other.param_groups[-1]["rule"] == "adamw"
+    for one in copies:
+        one.add_param_group({"params": [nn.Parameter(torch.ones(2))], "orthogonal": False})
+        assert one.param_groups[-1]["rule"] == options.get("others", {"rule": "sgd"})["rule"]
 
 
 def test_state_of_another_rule_or_optimizer_is_refused_before_anything_changes():

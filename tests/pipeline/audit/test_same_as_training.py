@@ -76,6 +76,7 @@ ODD = {
     "class nested deeper": (lambda f, image: put(f / "c" / "cat" / "y.jpg", image), "refused"),
     "class of unread images": (lambda f, image: put(f / "c" / "y.gif", image), "refused"),
     "empty class": (lambda f, image: (f / "c").mkdir(), "refused"),
+    "class of validation alone": (lambda f, image: put(f / "c" / "y.jpg", image), "refused"),
     "link to nothing": (lambda f, image: (f / "c").symlink_to("/mnt/not-mounted/c"), "refused"),
     "link to itself": (lambda f, image: (f / "c").symlink_to("c"), "refused"),
 }

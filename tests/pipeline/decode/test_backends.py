@@ -43,11 +43,17 @@ def test_auto_uses_the_fastest_that_is_installed(photos, monkeypatch):
     [
         ({"backend": "dali-gpu"}, "dali-gpu needs a CUDA device, not cpu"),
         ({"backend": "ffcv"}, "unknown backend 'ffcv'; valid: auto, dali-gpu, nvimgcodec, dali"),
-        ({"hw_decoder_load": 1.5}, "hw_decoder_load: 1.5 is no share; valid: 0 to 1"),
-        ({"repeats": 0}, "repeats: 0 is not valid; valid: 1, for none, or more"),
+        ({"hw_decoder_load": 1.5}, "hw_decoder_load: 1.5 is not valid; valid: 0 to 1"),
+        ({"batch_size": 0}, "batch_size: 0 is not valid; valid: at least 1"),
+        ({"micro_batch_size": 0}, "micro_batch_size: 0 is not valid; valid: at least 1"),
+        ({"threads": -1}, "threads: -1 is not valid; valid: at least 1"),
+        ({"prefetch": 0}, "prefetch: 0 is not valid; valid: at least 1"),
+        ({"seed": -1}, "seed: -1 is not valid; valid: at least 0"),
+        ({"rank": 2, "world_size": 2}, "rank: 2 is not valid; valid: from 0, below world"),
+        ({"repeats": 0}, "repeats: 0 is not valid; valid: at least 1"),
         ({"on_error": "ignore"}, "unknown on_error 'ignore'; valid: stop, skip"),
         ({"verify": "all"}, "unknown verify 'all'; valid: decode, strict"),
-        ({"dtype": torch.bfloat16}, "unknown dtype torch.bfloat16 of images; valid: torch.float32"),
+        ({"dtype": torch.bfloat16}, "dtype: torch.bfloat16 is not valid; valid: torch.float32"),
     ],
 )
 def test_options_that_are_unknown_or_cannot_be_used_are_refused(photos, option, message):

@@ -1,5 +1,7 @@
 """Crops: they are those of torchvision."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -30,17 +32,12 @@ def test_training_regions_lie_in_the_image(width, height, uniform):
 )
 def test_training_regions_are_distributed_as_torchvisions(size, area):
     """Two-sample Kolmogorov-Smirnov tests of area, aspect and position."""
-    count = 4000
-    transform = Transform(crop_area=area)
-    ours = training_crop(
-        np.tile(size, (count, 1)), uniforms(3, 1, 0, count), transform
-    ).region.astype(float)
+    count, transform = 4000, Transform(crop_area=area)
+    ours = training_crop(np.tile(size, (count, 1)), uniforms(3, 1, 0, count), transform).region
     torch.manual_seed(0)
-    image = torch.empty(3, size[1], size[0])
-    theirs = np.array(
-        [RandomResizedCrop.get_params(image, list(area), [3 / 4, 4 / 3]) for _ in range(count)],
-        dtype=float,
-    )[:, [1, 0, 3, 2]]  # top, left, height, width
+    drawn = partial(RandomResizedCrop.get_params, torch.empty(3, *size[::-1]), list(area))
+    theirs = np.array([drawn([3 / 4, 4 / 3]) for _ in range(count)])
+    theirs = theirs[:, [1, 0, 3, 2]]  # of top, left, height, width
     for name in ("area", "aspect", "x", "y"):
         one, other = (
             {"area": w * h, "aspect": w / h, "x": x, "y": y}[name]
@@ -57,23 +54,20 @@ def test_the_largest_central_region_is_used_if_no_try_fits():
 
 def test_flips_have_the_given_probability():
     for flip in (0.0, 0.25, 1.0):
-        crop = training_crop(
-            np.full((20_000, 2), 50), uniforms(0, 0, 0, 20_000), Transform(flip=flip)
-        )
+        numbers, transform = uniforms(0, 0, 0, 20_000), Transform(flip=flip)
+        crop = training_crop(np.full((20_000, 2), 50), numbers, transform)
         assert crop.mirrored.mean() == pytest.approx(flip, abs=0.01 if 0 < flip < 1 else 0)
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([(224, 256), (32, 32), (7, 9)]))
 def test_evaluation_is_resize_and_centre_crop(width, height, sizes):
     image_size, eval_resize = sizes
-    crop = evaluation_crop(
-        np.array([[width, height]]), Transform(image_size=image_size, eval_resize=eval_resize)
-    )
+    transform = Transform(image_size=image_size, eval_resize=eval_resize)
+    crop = evaluation_crop(np.array([[width, height]]), transform)
     assert crop.region[0].tolist() == [0, 0, width, height]
     # torchvision's arithmetic, without allocating images of that size
-    expected = v2.functional._geometry._compute_resized_output_size(
-        (height, width), size=[eval_resize]
-    )
+    resized = v2.functional._geometry._compute_resized_output_size
+    expected = resized((height, width), size=[eval_resize])
     assert crop.resized[0].tolist() == expected[::-1]
     top = round((expected[0] - image_size) / 2)
     left = round((expected[1] - image_size) / 2)
@@ -85,6 +79,8 @@ def test_evaluation_is_resize_and_centre_crop(width, height, sizes):
     [
         ({"translate": -1}, "translate: -1 is not valid; valid: at least 0"),
         ({"translate": 224}, "translate: 224 is not valid; valid: at least 0, below"),
+        ({"image_size": 0}, "image_size: 0 is not valid; valid: at least 1"),
+        ({"flip": 1.5}, "flip: 1.5 is not valid; valid: 0 to 1, or alternating"),
         ({"erasing": 1.5}, "erasing: 1.5 is not valid; valid: 0 to 1"),
         ({"erasing_mode": "rand"}, "erasing_mode: 'rand' is not valid; valid: const, pixel"),
         ({"interpolation": "area"}, "interpolation: 'area' is not valid; valid: bilinear, bicubic"),

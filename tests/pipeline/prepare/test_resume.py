@@ -62,19 +62,6 @@ def unfinished(few, tmp_path):
     return tmp_path / "out"
 
 
-def shards(out):
-    return sorted(path.name for path in out.rglob("*.tar"))
-
-
-def test_complete_shards_are_not_written_again(unfinished, few):
-    assert shards(unfinished) == ["train-00000.tar", "train-00001.tar"]
-    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*.tar")}
-    prepare_folder(unfinished, few, OUTPUT)
-    for path, time in before.items():
-        assert (unfinished / "train" / path.name).stat().st_mtime_ns == time
-    assert sorted(os.listdir(unfinished)) == ["prepare.json", "train", "val"]
-
-
 HARM = {
     "cut": lambda path: os.truncate(path, 512),
     "another": lambda path: shutil.copy(path.with_name("train-00000.tar"), path),
@@ -162,7 +149,9 @@ def test_two_processes_cannot_write_the_same_folder(few, tmp_path):
     assert reported
 
 
-def test_a_full_disk_is_reported_and_complete_shards_are_kept(few, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_complete_shards_are_not_written_again(
+    few, tmp_path, monkeypatch
+):
     out = tmp_path / "out"
     rename = os.replace
 
@@ -175,8 +164,12 @@ def test_a_full_disk_is_reported_and_complete_shards_are_kept(few, tmp_path, mon
         patch.setattr(os, "replace", full)
         message = f"{out} cannot be written: No space left on device"
         refused(message, prepare_folder, out, few, OUTPUT)
-    assert shards(out) == ["train-00000.tar", "train-00001.tar"]
+    complete = {path.name: path.stat().st_mtime_ns for path in out.rglob("*.tar")}
+    assert sorted(complete) == ["train-00000.tar", "train-00001.tar"]
     assert prepare_folder(out, few, OUTPUT) == {"train": 9, "val": 3}
+    for name, time in complete.items():
+        assert (out / "train" / name).stat().st_mtime_ns == time
+    assert sorted(os.listdir(out)) == ["prepare.json", "train", "val"]
 
 
 RESIZED = {  # mode and size, name, and name, mode and size afterwards

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from largebatch.comm import Measurement, Plan, Rule, Topology, Tuned
+from largebatch.comm import Measurement, Plan, Rule, Topology, Tuned, candidates
 from largebatch.comm.tuning.tune import fit_and_plan
 from tests.recipes.commands.test_app import command, run
 
@@ -47,8 +47,7 @@ def test_json_gives_the_source_of_every_number_and_the_range_of_an_efficiency():
         step, waiting = cluster["step_seconds"], cluster["waiting_seconds"]
         assert waiting > 0
         assert cluster["images_per_second"] == pytest.approx(128 * cluster["gpus"] / step)
-        each = 128 / step
-        assert cluster["efficiency"] == pytest.approx(each / best["per_gpu"])
+        assert cluster["efficiency"] == pytest.approx(128 / step / best["per_gpu"])
         low, high = cluster["efficiency_between"]
         if cluster["gpus"] == 8:  # as many as were measured
             assert low == high == cluster["efficiency"]
@@ -58,16 +57,30 @@ def test_json_gives_the_source_of_every_number_and_the_range_of_an_efficiency():
         assert step == pytest.approx(found["compute_seconds"] + waiting + exposed)
     assert found["nccl"]["inter_gbytes"] == pytest.approx(0.8 * 25)
     assert found["warnings"] == []
+    for precision, width in {"auto": 4, "bf16": 4, "fp16-master": 2, "O2": 2}.items():
+        found = simulated("--gpu", "p40", "--gpus", "8", f"precision={precision}")
+        assert found["gradient_bytes"] == 25_557_032 * width, precision
 
 
-def test_a_small_batch_is_less_efficient_than_the_best_that_was_measured():
-    """Relative to the same few images it would be said to scale well."""
-    common = ("--gpu", "a100", "--gpus", "16", "--measured", "8x256:16621")
-    large, small = (
-        simulated(*common, "--images-per-gpu", str(n))["clusters"][-1] for n in (256, 32)
-    )
-    assert large["efficiency"] == pytest.approx(0.98, abs=0.02)
-    assert small["efficiency"] < 0.85
+def test_options_have_their_effects_on_a_cluster():
+    def largest(*options):
+        return simulated("--gpu", "a100", *options)["clusters"][-1]
+
+    # Relative to the same few images, a small batch would be said to scale well.
+    few = ("--gpus", "16", "--measured", "8x256:16621", "--images-per-gpu")
+    assert largest(*few, "256")["efficiency"] == pytest.approx(0.98, abs=0.02)
+    assert largest(*few, "32")["efficiency"] < 0.85
+    many = ("--gpus", "256", "--images-per-gpu", "64")
+    default, slow = largest(*many), largest(*many, "--bus-gbytes", "40")
+    assert slow["exposed_seconds"] > default["exposed_seconds"]
+    Plan((Rule("parameter-server"),), 4_000_000).save("mine.json")
+    mine = largest(*many, "--plan", "mine.json")
+    assert mine["step_seconds"] > default["step_seconds"]
+    assert mine["buckets"] > default["buckets"]
+    Plan((Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32"),)).save("mine.json")
+    result = run(*SIMULATE, "--gpu", "a100", "--gpus", "16", "--plan", "mine.json", "--json")
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "error: sum_dtype: NCCL's model does not predict sums in fp32; valid" in result.output
 
 
 def test_any_model_of_timm_is_simulated_with_its_own_times():
@@ -83,57 +96,14 @@ def test_any_model_of_timm_is_simulated_with_its_own_times():
     assert outside["warnings"][0].startswith("128 images per GPU are outside of 64 to 96")
 
 
-def test_a_slower_network_is_given_by_its_bus_bandwidth():
-    common = ("--gpu", "a100", "--gpus", "256", "--images-per-gpu", "64")
-    full, slow = (
-        simulated(*common, *more)["clusters"][-1] for more in ((), ("--bus-gbytes", "40"))
-    )
-    assert slow["exposed_seconds"] > full["exposed_seconds"]
-
-
-@pytest.mark.parametrize(
-    ("precision", "width"), [("auto", 4), ("bf16", 4), ("fp16-master", 2), ("O2", 2)]
-)
-def test_gradients_are_as_wide_as_the_precision_has_them(precision, width):
-    found = simulated("--gpu", "p40", "--gpus", "8", f"precision={precision}")
-    assert found["gradient_bytes"] == 25_557_032 * width
-
-
-def test_a_plan_is_simulated_in_place_of_ddps_default():
-    Plan((Rule("parameter-server"),), 4_000_000).save("mine.json")
-    common = ("--gpu", "a100", "--gpus", "256")
-    default = simulated(*common)["clusters"][-1]
-    mine = simulated(*common, "--plan", "mine.json")["clusters"][-1]
-    assert mine["step_seconds"] > default["step_seconds"]
-    assert mine["buckets"] > default["buckets"]
-
-
-def test_a_plan_that_the_model_does_not_predict_is_refused_in_one_line():
-    rule = Rule("hierarchical", wire_dtype="fp16", sum_dtype="fp32")
-    Plan((rule,)).save("mine.json")
-    result = run(*SIMULATE, "--gpu", "a100", "--gpus", "16", "--plan", "mine.json", "--json")
-    assert result.exit_code == 2
-    assert result.output.count("\n") == 1
-    assert "error: sum_dtype: NCCL's model does not predict sums in fp32; valid" in result.output
-
-
-def some_tuning(seconds=lambda rule, size: 1e-4 + 1e-9 * size):
-    from largebatch.comm import candidates
-
-    topology = Topology.of(8, 4)
-    sizes = [4**k for k in range(5, 13)]
-    return fit_and_plan(
-        [
-            Measurement(rule, size, (seconds(rule, size),))
-            for size in sizes
-            for rule in candidates(topology)
-        ],
-        topology,
-    )
-
-
 def test_links_that_were_fitted():
-    some_tuning().save("plan.tuned.json")
+    topology, sizes = Topology.of(8, 4), [4**k for k in range(5, 13)]
+    timed = [
+        Measurement(rule, size, (1e-4 + 1e-9 * size,))
+        for size in sizes
+        for rule in candidates(topology)
+    ]
+    fit_and_plan(timed, topology).save("plan.tuned.json")
     keys = ("--fitted", "plan.tuned.json", "--gpus", "16", "--gpus-per-node", "4")
     found = simulated(*keys, "--measured", "128:100")
     expected = Tuned.load("plan.tuned.json").links
@@ -155,28 +125,10 @@ def test_tune_writes_a_plan_that_the_trainer_takes(folder):
     assert "ring, buckets of 25 MiB: " in result.stdout
     assert "links between nodes: " in result.stdout
     assert "cannot be fitted: no message crosses them on these ranks" in result.stdout
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "plan.json",
-        "plan.png",
-        "plan.tuned.json",
-    ]
+    written = sorted(path.name for path in folder.iterdir())
+    assert written == ["plan.json", "plan.png", "plan.tuned.json"]
     tuned = Tuned.load(folder / "plan.tuned.json")
     assert tuned.plan == Plan.load(folder / "plan.json") == tuned.final.plan
     dtypes = {(m.rule.wire_dtype, m.rule.sum_dtype) for m in tuned.measurements}
     assert dtypes == {(None, None), ("bf16", "fp32")}
     assert Image.open(folder / "plan.png").size[0] > 500
-
-
-@pytest.mark.slow("starts two processes")
-def test_ranks_that_do_not_fill_nodes_are_reported_once(folder):
-    result = command(
-        *("comm", "tune", "--nproc", 2, "--ranks-per-node", 3, "--budget-seconds", 5),
-        *("--out", "plan.json"),
-        cwd=folder,
-        timeout=120,
-    )
-    assert result.returncode == 2
-    assert (
-        result.stderr.count("ranks_per_node: 2 ranks cannot be split into nodes of 3; valid: 1, 2")
-        == 1
-    )

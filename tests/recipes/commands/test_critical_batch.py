@@ -18,8 +18,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def critical_batch(photos):
     def invoke(*arguments):
-        result = run("critical-batch", "digits", *SMALL, f"data.path={photos}", *arguments)
-        return result
+        return run("critical-batch", "digits", *SMALL, f"data.path={photos}", *arguments)
 
     return invoke
 

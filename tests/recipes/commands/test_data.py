@@ -5,23 +5,15 @@ import json
 import shutil
 import tarfile
 
-import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from largebatch.pipeline import Progress
 from largebatch.recipes.commands.data_progress import Bar, describe
-from largebatch.recipes.commands.tree import app
+from tests.recipes.commands import test_app
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["data", *(str(a) for a in arguments)])
-
-
-@pytest.fixture
-def data(photos, tmp_path):
-    """A copy of the photos."""
-    return shutil.copytree(photos, tmp_path / "data")
+    return test_app.run("data", *arguments)
 
 
 def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
@@ -48,7 +40,8 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     assert result.stderr.splitlines()[0].startswith("checking train: 0 of 53 images, ")
 
 
-def test_what_stops_training_and_damaged_images_give_exit_code_1(data, tmp_path):
+def test_what_stops_training_and_damaged_images_give_exit_code_1(photos, tmp_path):
+    data = shutil.copytree(photos, tmp_path / "data")
     path = data / "val" / "ant" / "cut.JPEG"
     path.write_bytes((data / "train" / "ant" / "000.JPEG").read_bytes()[:-100] + b"\xff\xd9")
     result = run("check", data)
@@ -111,16 +104,13 @@ def test_a_terminal_has_a_bar_and_a_file_a_line_for_each_task():
     ]
 
 
-@pytest.mark.parametrize(
-    ("progress", "text"),
-    [
+def test_work_is_told_in_images_and_bytes():
+    for progress, text in (
         (WORK[1], "5 of 500 images, 5.0 kB of 500.0 kB, 2 images/s"),
         (Progress("", bytes=4_000_000, total_bytes=10**10), "4.0 MB of 10.0 GB, 2.0 MB/s"),
         (Progress("", 3, total_images=1000), "3 of 1,000 images, 2 images/s"),
-    ],
-)
-def test_work_is_told_in_images_and_bytes(progress, text):
-    assert describe(progress, 2.0) == text
+    ):
+        assert describe(progress, 2.0) == text
 
 
 def test_shards_of_other_tools_get_an_index(photos, tmp_path):

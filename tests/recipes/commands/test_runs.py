@@ -42,13 +42,17 @@ def write_run(folder, *lines, ending=None, summary=None, recipe="digits", batch=
 
 def test_a_run_is_told_from_its_files(tmp_path):
     ending = {"status": "stopped", "reason": "x"}
-    folder = write_run(tmp_path / "a", TRAIN, VAL, LAST, ending=ending)
+    folder = write_run(tmp_path / "a", {"split": "val"}, TRAIN, VAL, LAST, ending=ending)
+    with (folder / METRICS).open("a") as file:
+        file.write('{"split": "tr')
     found = outcome_of(folder)
     assert (found.recipe, found.batch_size, found.optimizer) == ("digits", 256, "lars")
     assert (found.state, found.reason, found.epochs) == ("stopped", "x", 2)
     assert (found.step, found.epoch, found.top1, found.train_loss) == (12, 1.2, 61.5, 1.25)
     assert found.seconds == 90.5  # of training, without that of evaluation
     assert found.changed == (folder / METRICS).stat().st_mtime
+    assert found.damaged_lines == 1  # the other one is not complete yet
+    assert lines([found], tmp_path, 80)[2] == "  a: x; damaged lines of metrics: 1"
 
 
 def test_a_finished_run_is_told_from_its_summary(tmp_path):
@@ -61,53 +65,42 @@ def test_a_finished_run_is_told_from_its_summary(tmp_path):
     assert (found.top1, found.best_top1, found.ema_top1, found.seconds) == (70, 71, 72, 99)
 
 
-@pytest.mark.parametrize(
-    ("files", "state", "reason"),
-    [
-        ({"ending": {"status": "diverged", "reason": "nan"}}, "diverged", "nan"),
-        ({"ending": {"status": "failed", "reason": "disk"}}, "failed", "disk"),
-        ({"summary": {"step": 12}}, "finished", ""),
+def test_the_state_is_that_of_the_record_or_else_of_the_other_files(tmp_path):
+    unknown, early = "its end is not recorded", {"step": 12, "total_steps": 40}
+    for number, (files, *expected) in enumerate(
         (
-            {"summary": {"step": 12, "total_steps": 40}, "ending": {"status": "stopped"}},
-            *("stopped", ""),
-        ),
-        ({}, "stopped", "its end is not recorded"),
-        ({"ending": ["not", "an", "object"]}, "stopped", "its end is not recorded"),
-        ({"ending": {"status": "asleep"}}, "stopped", "its end is not recorded"),
-    ],
-)
-def test_the_state_is_that_of_the_record_or_else_of_the_other_files(tmp_path, files, state, reason):
-    found = outcome_of(write_run(tmp_path / "a", TRAIN, VAL, LAST, **files))
-    assert (found.state, found.reason) == (state, reason)
+            ({"ending": {"status": "diverged", "reason": "nan"}}, "diverged", "nan"),
+            ({"ending": {"status": "failed", "reason": "disk"}}, "failed", "disk"),
+            ({"summary": {"step": 12}}, "finished", ""),
+            ({"summary": early, "ending": {"status": "stopped"}}, "stopped", ""),
+            ({}, "stopped", unknown),
+            ({"ending": ["not", "an", "object"]}, "stopped", unknown),
+            ({"ending": {"status": "asleep"}}, "stopped", unknown),
+        )
+    ):
+        found = outcome_of(write_run(tmp_path / f"{number}", TRAIN, VAL, LAST, **files))
+        assert [found.state, found.reason] == expected, files
 
 
 def test_a_run_whose_process_lives_is_running_whatever_else_is_there(tmp_path):
     folder = write_run(tmp_path / "a", TRAIN, VAL, LAST, summary={"step": 4})
     with locked(folder):
         found = outcome_of(folder)
-    assert found.state == "running"
+    assert (found.state, found.step) == ("running", 12)
     assert found.reason.startswith("train at step 12, loss 1.250, top-1 40.00 %, ")
     assert found.reason.endswith(" s ago")
-    assert found.step == 12
     with locked(write_run(tmp_path / "b")):
         assert outcome_of(tmp_path / "b").reason == "no metrics yet"
 
 
-def ended_process():
-    """A process of this machine that has ended, as a lock names it."""
+def test_a_run_whose_process_was_killed_has_failed(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    return {**this_process(), "process": child.pid, "started": "1"}
-
-
-def test_a_run_whose_process_was_killed_has_failed(tmp_path):
-    lock = ended_process()
+    lock = {**this_process(), "process": child.pid, "started": "1"}
     found = outcome_of(write_run(tmp_path / "a", TRAIN, summary={"step": 4}, lock=lock))
+    where = f"process {child.pid} of {socket.gethostname()}"
     assert found.state == "failed"
-    assert found.reason == (
-        f"process {lock['process']} of {socket.gethostname()} ended without a word, as if it was "
-        "killed"
-    )
+    assert found.reason == f"{where} ended without a word, as if it was killed"
 
 
 def test_a_process_of_another_machine_lives_by_its_signs_of_life(tmp_path):
@@ -118,16 +111,6 @@ def test_a_process_of_another_machine_lives_by_its_signs_of_life(tmp_path):
     os.utime(folder / LOCK, (time.time() - 200,) * 2)
     assert outcome_of(folder).state == "failed"
     assert sorted(folder.iterdir()) == before  # looking leaves no file
-
-
-def test_damaged_lines_are_counted_and_left_out(tmp_path):
-    ending = {"status": "stopped", "reason": "x"}
-    folder = write_run(tmp_path / "a", {"split": "val"}, TRAIN, VAL, LAST, ending=ending)
-    with (folder / METRICS).open("a") as file:
-        file.write('{"split": "tr')
-    found = outcome_of(folder)
-    assert (found.damaged_lines, found.step, found.top1) == (1, 12, 61.5)
-    assert lines([found], tmp_path, 80)[2] == "  a: x; damaged lines of metrics: 1"
 
 
 def test_runs_are_found_at_any_depth_and_other_folders_are_not(tmp_path):
@@ -177,18 +160,15 @@ def test_the_table_fits_its_terminal_and_a_pipe_gets_a_whole_line_for_each_run(
     assert whole.endswith(f"  {JIA}: the loss is nan at step 12 of 1,740, learning rate 29")
 
 
-@pytest.mark.parametrize(
-    ("options", "order"),
-    [
-        ([], ["empty", "mine", JIA]),
-        (["--sort", "top1"], ["empty", JIA, "mine"]),
-        (["--sort", "batch", "--reverse"], [JIA, "mine", "empty"]),
-    ],
-)
-def test_runs_are_sorted(several, options, order):
-    found = json.loads(run("runs", several, "--json", *options).output)
-    assert [entry["folder"] for entry in found] == [str(several / name) for name in order]
-    (jia,) = (entry for entry in found if entry["folder"].endswith(JIA))
+def test_runs_are_sorted(several):
+    for options, order in {
+        "": ["empty", "mine", JIA],
+        "--sort top1": ["empty", JIA, "mine"],
+        "--sort batch --reverse": [JIA, "mine", "empty"],
+    }.items():
+        found = json.loads(run("runs", several, "--json", *options.split()).output)
+        assert [entry["folder"] for entry in found] == [str(several / name) for name in order]
+    jia = found[0]
     assert jia["reason"] == "the loss is nan at step 12 of 1,740, learning rate 29"
     assert (jia["state"], jia["top1"], jia["batch_size"]) == ("diverged", 61.5, 65536)
 
@@ -209,35 +189,29 @@ def test_names_that_cannot_be_printed_are_shown_by_their_bytes(tmp_path):
     assert not any("\x1b" in line for line in lines([found], tmp_path, 80))
 
 
-# --- what the trainer records ----------------------------------------------------------------
-
-
-def recorded(folder):
-    return json.loads((folder / ENDING).read_text())
-
-
 @pytest.mark.slow("trains a run in four parts")
 def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
     folder = tmp_path / "run"
+
+    def ends(state, reason):
+        found, record = outcome_of(folder), json.loads((folder / ENDING).read_text())
+        assert (found.state, found.reason, record["status"]) == (state, reason, state)
+        return found
+
     make(photos, folder, "stop_after=2").run()
-    assert recorded(folder)["status"] == "finished"
-    found = outcome_of(folder)
-    assert (found.state, found.recipe, found.step) == ("finished", "digits", 2)
-    assert found.reason == "at step 2 of 7, by stop_after or target_accuracy"
+    found = ends("finished", "at step 2 of 7, by stop_after or target_accuracy")
+    assert (found.recipe, found.step) == ("digits", 2)
 
     trainer = make(photos, folder, "resume=true")
     trainer.callbacks.step_end = lambda step: os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(SystemExit):
         trainer.run()
-    assert recorded(folder)["reason"] == "SIGTERM"
-    assert outcome_of(folder).state == "stopped"
-    assert outcome_of(folder).step == 3
+    assert ends("stopped", "SIGTERM").step == 3
 
     trainer = make(photos, folder, "resume=true")
     trainer.callbacks.step_begin = lambda step: trainer.context.stop("enough is enough")
     trainer.run()
-    assert recorded(folder)["reason"] == "enough is enough"
-    assert outcome_of(folder).state == "stopped"
+    ends("stopped", "enough is enough")
 
     trainer = make(photos, folder, "resume=true")
 
@@ -249,5 +223,4 @@ def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
     trainer.callbacks.step_begin = look
     with pytest.raises(ValueError, match="two"):
         trainer.run()
-    assert recorded(folder)["status"] == "failed"
-    assert outcome_of(folder).reason == "ValueError: two lines"
+    ends("failed", "ValueError: two lines")

@@ -11,11 +11,9 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.alexnet import AlexNetBN
 from tests.recipes.runs import make
 
-# Output channels, input channels per filter and kernel size in the prototxt, for 2 groups and 1.
-GROUPED = [(96, 3, 11), (256, 48, 5), (384, 256, 3), (384, 192, 3), (256, 192, 3)]
-UNGROUPED = [(96, 3, 11), (256, 96, 5), (384, 256, 3), (384, 384, 3), (256, 384, 3)]
-DENSE = [(4096, 256 * 6 * 6), (4096, 4096), (1000, 4096)]
-BIASES = 96 + 256 + 384 + 384 + 256 + 4096 + 4096 + 1000
+# Outputs of conv1 to conv5 (a norm layer has two parameters for each), and all biases.
+CHANNELS = [96, 256, 384, 384, 256]
+BIASES = sum(CHANNELS) + 4096 + 4096 + 1000
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,62 +23,46 @@ def on_meta():
         yield
 
 
-def weights(convolutions):
-    return sum(out * inputs * k * k for out, inputs, k in convolutions) + sum(
-        out * inputs for out, inputs in DENSE
-    )
-
-
 def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def test_the_number_of_parameters_is_that_of_the_layers():
-    assert count(AlexNetBN(norm_affine=False)) == weights(GROUPED) + BIASES == 60_965_224
-    ungrouped = AlexNetBN(norm_affine=False, groups=1)
-    # The paper states 62 million, which only the network without groups has.
-    assert count(ungrouped) == weights(UNGROUPED) + BIASES == 62_378_344
+def test_the_number_of_parameters_is_that_of_the_prototxt():
+    # With 2 groups and with 1. The paper states 62 million, which only the second has.
+    published, ungrouped = 60_965_224, 62_378_344
+    assert count(AlexNetBN(norm_affine=False)) == published
+    assert count(AlexNetBN(norm_affine=False, groups=1)) == ungrouped
     # Weights and biases of norm layers: after conv1 to conv4, or after all five.
-    assert count(AlexNetBN(groups=1)) == count(ungrouped) + 2 * (96 + 256 + 384 + 384)
+    assert count(AlexNetBN(groups=1)) == ungrouped + 2 * sum(CHANNELS[:4])
     paper = AlexNetBN(groups=1, bn_after_pool5=True)
-    assert count(paper) == count(AlexNetBN(groups=1)) + 2 * 256
+    assert count(paper) == ungrouped + 2 * sum(CHANNELS)
     # In the other order, only conv5 of the convolutions has a bias.
-    second = AlexNetBN(order="norm-relu")
-    assert count(second) == weights(GROUPED) + BIASES + (2 - 1) * (96 + 256 + 384 + 384) + 2 * 256
-
-
-def test_parameters_without_decay_are_0_02_percent():
-    """The paper's authors state that bias, beta and gamma are 0.02 % of AlexNet's parameters."""
-    model = AlexNetBN(groups=1, bn_after_pool5=True)
-    decaying, others = split_parameters(model, 5e-4)
+    assert count(AlexNetBN(order="norm-relu")) == published - sum(CHANNELS[:4]) + 2 * sum(CHANNELS)
+    # The paper's authors state that bias, beta and gamma are 0.02 % of AlexNet's parameters.
+    decaying, others = split_parameters(paper, 5e-4)
     assert [(g["weight_decay"], g["adapt"]) for g in (decaying, others)] == [
         (5e-4, True),
         (0.0, False),
     ]
-    assert [name for name, _ in decaying["params"]] == [
-        *(f"features.conv{i}.weight" for i in range(1, 6)),
-        *(f"classifier.fc{i}.weight" for i in (6, 7, 8)),
-    ]
-    number = sum(p.numel() for _, p in others["params"])
-    assert number == BIASES + 2 * (96 + 256 + 384 + 384 + 256)
-    assert round(100 * number / count(model), 2) == 0.02
+    assert sum(p.numel() for _, p in others["params"]) == BIASES + 2 * sum(CHANNELS)
+    assert round(100 * (BIASES + 2 * sum(CHANNELS)) / count(paper), 2) == 0.02
 
 
-def layers(model):
-    return [name for name, _ in model.features.named_children()]
+def test_layers_follow_each_other_as_in_the_prototxt():
+    def layers(**options):
+        return " ".join(name for name, _ in AlexNetBN(**options).features.named_children())
 
-
-def test_norms_precede_the_next_convolution_or_follow_each():
-    plain = "conv1 relu1 pool1 bn2 conv2 relu2 pool2 bn3 conv3 relu3 bn4 conv4 relu4 bn5 conv5"
-    norm_first = f"{plain} relu5 pool5".split()
-    assert layers(AlexNetBN()) == norm_first
-    assert layers(AlexNetBN(bn_after_pool5=True)) == [*norm_first, "bn_pool5"]
-    norm_last = AlexNetBN(order="norm-relu")
-    wanted = "conv1 bn1 relu1 pool1 conv2 bn2 relu2 pool2 conv3 bn3 relu3 conv4 bn4 relu4 conv5"
-    assert layers(norm_last) == f"{wanted} bn5 relu5 pool5".split()
-    convolutions = [m for m in norm_last.modules() if isinstance(m, nn.Conv2d)]
-    assert [c.bias is not None for c in convolutions] == [False] * 4 + [True]
-    norms = [m for m in norm_last.modules() if isinstance(m, nn.BatchNorm2d)]
+    norm_first = (
+        "conv1 relu1 pool1 bn2 conv2 relu2 pool2 bn3 conv3 relu3 bn4 conv4 relu4 bn5 conv5 "
+        "relu5 pool5"
+    )
+    assert layers() == norm_first
+    assert layers(bn_after_pool5=True) == f"{norm_first} bn_pool5"
+    assert layers(order="norm-relu") == (
+        "conv1 bn1 relu1 pool1 conv2 bn2 relu2 pool2 conv3 bn3 relu3 conv4 bn4 relu4 "
+        "conv5 bn5 relu5 pool5"
+    )
+    norms = [m for m in AlexNetBN().modules() if isinstance(m, nn.BatchNorm2d)]
     assert all((n.eps, n.momentum) == (1e-4, pytest.approx(0.1)) for n in norms)
 
 
@@ -119,23 +101,21 @@ def test_images_of_another_size_are_refused_before_the_run(photos, tmp_path):
 def test_initialisation_is_as_published(order):
     with torch.device("cpu"):
         torch.manual_seed(0)
-        model = AlexNetBN(order=order, img_size=67)
+        gaussian = AlexNetBN(order=order, img_size=67)
         fan_in = AlexNetBN(10, order=order, img_size=67, init="fan-in")
     front = order == "relu-norm"
-    named = dict(model.features.named_children()) | dict(model.classifier.named_children())
-    stds = {"fc6": 0.005, "fc7": 0.005}
     biases = {"fc6": 0.1, "fc7": 0.1, "fc8": 0.01 if front else 0.0}
-    for name in [*(f"conv{i}" for i in range(1, 6)), "fc6", "fc7", "fc8"]:
-        weight, bias = named[name].weight.detach(), named[name].bias
-        # The standard deviation of n samples has a relative error of 1 / sqrt(2 n); allow 5 of it.
-        tolerance = 5 / math.sqrt(2 * weight.numel())
-        assert weight.std().item() == pytest.approx(stds.get(name, 0.01), rel=tolerance)
-        if bias is not None:
-            wanted = biases.get(name, 0.01 if front else 0.1)
-            assert torch.equal(bias.detach(), torch.full_like(bias, wanted))
-    for conv, (_, inputs, kernel) in zip(
-        (m for m in fan_in.modules() if isinstance(m, nn.Conv2d)), GROUPED, strict=True
-    ):
-        tolerance = 5 / math.sqrt(2 * conv.weight.numel())
-        wanted = math.sqrt(2 / (inputs * kernel * kernel))
-        assert conv.weight.std().item() == pytest.approx(wanted, rel=tolerance)
+    for model, init in ((gaussian, "gaussian"), (fan_in, "fan-in")):
+        for path, layer in model.named_modules():
+            if not isinstance(layer, nn.Conv2d | nn.Linear):
+                continue
+            name, weight = path.rpartition(".")[2], layer.weight.detach()
+            std = 0.005 if name in ("fc6", "fc7") else 0.01
+            if init == "fan-in" and isinstance(layer, nn.Conv2d):
+                std = math.sqrt(2 / weight[0].numel())
+            # The std of n samples has a relative error of 1 / sqrt(2 n); allow 5 of it.
+            rel = 5 / math.sqrt(2 * weight.numel())
+            assert weight.std().item() == pytest.approx(std, rel=rel)
+            if layer.bias is not None:
+                bias = biases.get(name, 0.01 if front else 0.1)
+                assert torch.equal(layer.bias.detach(), torch.full_like(layer.bias, bias))

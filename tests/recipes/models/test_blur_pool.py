@@ -5,7 +5,7 @@ import torch
 from timm.layers import BlurPool2d, DropPath
 from torch import nn
 
-from largebatch.recipes.models.blur_pool import Blur, resnet50_blurpool
+from largebatch.recipes.models.blur_pool import Blur
 from largebatch.recipes.models.build import build_model, residual_blocks
 from largebatch.recipes.schema.sections import Model
 
@@ -28,8 +28,8 @@ def test_arguments_of_timm_give_stochastic_depth_and_blur_pooling():
 
 @pytest.mark.parametrize("max_pool", [False, True])
 def test_ffcvs_form_blurs_before_the_strided_convolutions(max_pool):
-    args = {"max_pool": max_pool}
-    model = build_model(Model(name="resnet50_blurpool", args=args), 1000).eval()
+    args = {"max_pool": max_pool, "drop_path_rate": 0.1, "zero_init_last": False}
+    model = build_model(Model(name="resnet50_blurpool", args=args, zero_init_last_norm=False), 1000)
     blurs = sorted(f"{first}.{place}.0" for first in FIRST for place in ("conv2", "downsample.0"))
     assert sorted(names(model, Blur)) == blurs + ["maxpool.1"] * max_pool
     assert sum(p.numel() for p in model.parameters()) == 25_557_032
@@ -37,7 +37,9 @@ def test_ffcvs_form_blurs_before_the_strided_convolutions(max_pool):
     strided = [m for m in layers if m.stride in (2, (2, 2))]
     assert len(strided) == 8  # the stem, the max pool or its blur, and those that are blurred
     assert len(residual_blocks(model)) == 16
-    assert model(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
+    assert len(names(model, DropPath)) == 15
+    assert all((m.weight == 1).all() for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    assert model.eval()(torch.rand(1, 3, 64, 64)).shape == (1, 1000)
 
 
 def test_the_filter_is_1_2_1_padded_with_zeros():
@@ -48,10 +50,3 @@ def test_the_filter_is_1_2_1_padded_with_zeros():
     assert torch.equal(Blur(2)(image), expected)
     assert torch.equal(Blur(2, stride=2)(image), expected[..., ::2, ::2])
     assert torch.equal(Blur(2).half()(image.half()).float(), expected)
-
-
-def test_the_form_of_ffcv_takes_the_arguments_of_timm():
-    model = resnet50_blurpool(10, drop_path_rate=0.1, zero_init_last=False)
-    assert len(names(model, DropPath)) == 15
-    assert model.fc.out_features == 10
-    assert all((m.weight == 1).all() for m in model.modules() if isinstance(m, nn.BatchNorm2d))

@@ -13,7 +13,7 @@ from largebatch.recipes.schema.sections import Model
 @pytest.mark.parametrize("name", ["resnet10t", "seresnet50"])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_every_residual_block_starts_as_its_shortcut(name, wanted):
-    args = {} if wanted else {"zero_init_last": False}
+    args = {"layers": (1, 1, 2, 1), "channels": (16, 16, 16, 16), "zero_init_last": False}
     model = build_model(Model(name=name, args=args, zero_init_last_norm=wanted), 10).eval()
     blocks = [m for m in model.modules() if hasattr(m, "drop_path") and hasattr(m, "bn2")]
     assert blocks
@@ -30,7 +30,7 @@ def test_torchvisions_resnet_is_supported_and_other_models_are_unchanged():
     zeros = [n for n, p in model.named_parameters() if n.endswith("weight") and not p.any()]
     assert len(zeros) == 16
     assert all(name.endswith("bn3.weight") for name in zeros)
-    for name in ("convnext_tiny", "vit_tiny_patch16_224", "efficientnet_b0", "densenet121"):
+    for name in ("test_convnext", "test_vit", "test_efficientnet", "densenet121"):
         other = timm.create_model(name)
         before = {k: v.clone() for k, v in other.state_dict().items()}
         assert zero_init_last_norm(other) == 0
@@ -53,6 +53,7 @@ ALEXNET, RESNET = {"name": "alexnet_bn"}, {"name": "resnet18"}
         ({"name": "resnet50x"}, "model.name: no model 'resnet50x' in timm .*; did you mean"),
         ({"name": "alexnet-bn"}, "did you mean 'alexnet_bn'[?] Valid: airbench, alexnet_bn, resn"),
         ({"name": "?"}, r"no model '[?]' in timm [\d.]+; valid: airbench, .*, one of timm.l"),
+        ({"name": "airbench", "args": {"widths": [4, 4]}}, r"widths \[4, 4\]; valid: three pos"),
         (ALEXNET | {"args": {"groups": 3}}, "not take {'groups': 3}: ValueError: groups must be 1"),
         (ALEXNET | {"args": {"order": "bn"}}, "order must be one of relu-norm, norm-relu, not"),
         (ALEXNET | {"args": {"init": "x"}}, "init must be one of gaussian, fan-in, not 'x'"),

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from largebatch.lars import split_parameters
-from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models import airbench
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.schema.sections import Model
@@ -82,11 +81,6 @@ def test_convolutions_start_as_the_identity_and_other_channels_at_random(widths,
         assert outputs <= inputs or conv.weight[inputs:].std() > 0
 
 
-def test_widths_are_three():
-    with pytest.raises(RecipeError, match=r"widths \[4, 4\]; valid: three positive numbers"):
-        airbench_of(widths=(4, 4))
-
-
 # --- ResNet-9, which is the network of its source but for the widths ---------------------------
 
 
@@ -96,18 +90,15 @@ def resnet9(zero_init_last_norm=True, **args):
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(16, 412_954), (32, 1_646_122), (64, 6_573_130)])
-def test_the_number_of_parameters_of_resnet9(width, parameters):
+def test_the_number_of_parameters_of_resnet9_and_images_of_any_size(width, parameters):
     convolutions = [(3, 1), (1, 2), (2, 2), (2, 2), (2, 4), (4, 8), (8, 8), (8, 8)]
     widths = [(3 if a == 3 else a * width, b * width) for a, b in convolutions]
     counted = sum(9 * a * b + 2 * b for a, b in widths) + 8 * width * 10 + 10
     model = resnet9(width=width)
     assert sum(p.numel() for p in model.parameters()) == counted == parameters
-
-
-@pytest.mark.parametrize(("stem_stride", "size"), [(1, 16), (2, 24)])
-def test_resnet9_takes_images_of_any_size(stem_stride, size):
-    model = resnet9(width=4, stem_stride=stem_stride)
-    assert model(torch.rand(2, 3, size, size)).shape == (2, 10)
+    for stem_stride, size in ((1, 16), (2, 24)):
+        model = resnet9(width=4, stem_stride=stem_stride)
+        assert model(torch.rand(2, 3, size, size)).shape == (2, 10)
 
 
 def test_the_blocks_of_resnet9_start_as_the_identity():

@@ -38,6 +38,18 @@ def test_a_node_of_a_preset_is_as_fast_as_the_source_says(gpu, published):
     assert rate.gpus * rate.images / step == pytest.approx(published, rel=0.02)
 
 
+def test_a_preset_is_scaled_by_pixels_to_other_sizes_of_images_and_says_so():
+    small = load("resnet50-b65536", ["data.image_size=112"]).recipe
+    half, whole = (find_speed(recipe, "a100", None) for recipe in (small, RECIPE.recipe))
+    assert half.step.seconds(400) == pytest.approx(whole.step.seconds(100))
+    assert half.best.per_gpu == 4 * whole.best.per_gpu
+    assert half.holds == tuple(4 * images for images in whole.holds)
+    assert (half.between.low, half.between.high) == (4 * whole.between.low, 4 * whole.between.high)
+    assert half.sources[:-1] == whole.sources
+    assert half.sources[-1].startswith("at 112 pixels: 8 GPUs with 1024 images each, 8,310 ")
+    assert half.sources[-1].endswith("scaled by pixels from 224 (assumed)")
+
+
 @given(
     st.sampled_from([1, 4, 8]),
     st.tuples(st.integers(8, 500), st.integers(8, 500)).filter(lambda pair: pair[0] != pair[1]),

@@ -25,15 +25,12 @@ def three():
     return planned([1, 64, 1024], price=2.0)
 
 
-def test_steps_epochs_and_intervals_are_the_recipes(three):
+def test_steps_and_intervals_are_the_recipes_and_the_parts_of_the_time_add_up(three):
     assert (three.steps, three.evaluations, three.checkpoints) == (1740, 23, 12)
     assert three.epochs == pytest.approx(89, abs=0.1)
     assert [p.accumulation for p in three.points] == [512, 8, 1]
     assert [p.micro_batch_size for p in three.points] == [128, 128, 64]
     assert [p.batch_norm_images for p in three.points] == [128, 128, 64]
-
-
-def test_the_parts_of_the_time_add_up(three):
     for point in three.points:
         times = point.times
         assert times.training == pytest.approx(three.steps * times.step)
@@ -142,6 +139,11 @@ def test_a_micro_batch_that_does_not_divide_is_replaced_by_the_largest_that_does
         assert share % micro == 0
         assert micro == min(128, share)
         assert len(lines) == (gpus > 512)
+    stage = "stages=[{from: 60ep, batch_size: 24576, lr: keep}]"
+    keys = ["batch_size=16384", "micro_batch_size=1024", stage]
+    fitted, (line,) = fit(load("resnet50-b8192", keys).recipe, 16)
+    assert fitted.micro_batch_size == 512  # which divides 1,024 and 1,536
+    assert line.startswith("16 GPUs need micro_batch_size=512, 2 accumulated: 24,576 / 16 = 1,536 ")
     fitted, (line,) = fit(load("resnet50-b1632").recipe, 3)  # 544 images each, 204 at a time
     assert fitted.micro_batch_size == 136
     assert line == (

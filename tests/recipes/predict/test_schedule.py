@@ -29,7 +29,7 @@ def test_it_shows_every_rate_and_names_the_recipe_and_its_batches(drawn):
     axes = drawn("resnet50-b65536")
     assert axes.get_title() == "Learning-rate schedule of resnet50-b65536, global batch 65,536"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "learning rate")
-    stage = "{from: 8ep, batch_size: 512, micro_batch_size: 512, lr: linear}"
+    stage = "{from: 8ep, batch_size: 512, lr: linear}"
     axes = drawn("digits", *STEPS, f"stages=[{stage}]")
     assert axes.get_title().endswith("global batch 256, then 512")
     (line,) = axes.lines

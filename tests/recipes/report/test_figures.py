@@ -14,25 +14,35 @@ def figure_of(*folders):
     return figure(read_runs(folders)[0])
 
 
-def test_curves_are_the_values_of_the_lines(tmp_path):
+def test_curves_are_the_values_of_the_lines_and_a_menu_moves_them_to_another_axis(tmp_path):
     _, lines = write_run(tmp_path / "run")
-    found = {
-        (c.title, one.name): one
-        for c in charts(read_runs([tmp_path / "run"])[0])
-        for one in c.curves
-    }
-    for title, label, split, key in (
-        ("Loss", "training", "train", "loss"),
-        ("Loss", "validation", "val", "loss"),
-        ("Top-1 accuracy", "validation", "val", "top1"),
-        ("Learning rate", "training", "train", "lr"),
+    train, val = ([line for line in lines if line["split"] == of] for of in ("train", "val"))
+    drawn = charts(read_runs([tmp_path / "run"])[0])
+    curves = {(chart.title, curve.name): curve for chart in drawn for curve in chart.curves}
+    for title, label, of, key in (
+        ("Loss", "training", train, "loss"),
+        ("Loss", "validation", val, "loss"),
+        ("Top-1 accuracy", "validation", val, "top1"),
+        ("Learning rate", "training", train, "lr"),
     ):
-        of = [line for line in lines if line["split"] == split]
-        curve = found[title, label]
+        curve = curves[title, label]
         assert curve.values == [line[key] for line in of]
         assert curve.at["steps"] == [line["step"] for line in of]
-    waits = [100 * n["wait_seconds"] / n["seconds"] for n in lines if n["split"] == "train"]
-    assert found["Wait for input, slowest rank", "training"].values == [round(x, 4) for x in waits]
+    waits = [round(100 * line["wait_seconds"] / line["seconds"], 4) for line in train]
+    assert curves["Wait for input, slowest rank", "training"].values == waits
+    found = figure_of(tmp_path / "run")
+    layout, data = found["layout"], found["data"]
+    (menu,) = layout["updatemenus"]
+    moved = {button["label"]: button["args"][0]["x"] for button in menu["buttons"]}
+    assert list(moved) == ["steps", "epochs", "images", "seconds"]
+    at = next(i for i, one in enumerate(data) if one.get("meta") == "Loss")
+    assert menu["active"] == 0
+    assert data[at]["x"] == moved["steps"][at] == [line["step"] for line in train]
+    assert moved["epochs"][at] == [line["epoch"] for line in train]
+    for xs in moved.values():
+        assert [len(one["x"]) for one in data] == [*map(len, xs)]
+    cells = {one.get("xaxis", "x") for one in data}
+    assert {f"x{name[5:]}" for name in layout if name.startswith("xaxis")} == cells
 
 
 def test_units_and_values_that_are_not_numbers(run_of):
@@ -47,25 +57,6 @@ def test_units_and_values_that_are_not_numbers(run_of):
     assert found["Memory"] == [2.5, 2.5, None, *[2.5] * 9]
     assert found["Trust ratio of each layer"] == [5, 9]
     plotly.graph_objects.Figure(figure_of(folder))
-
-
-def test_one_menu_moves_all_curves_to_another_axis(tmp_path):
-    _, lines = write_run(tmp_path / "run")
-    found = figure_of(tmp_path / "run")
-    layout, data = found["layout"], found["data"]
-    (menu,) = layout["updatemenus"]
-    moved = {button["label"]: button["args"][0]["x"] for button in menu["buttons"]}
-    assert list(moved) == ["steps", "epochs", "images", "seconds"]
-    at = next(i for i, one in enumerate(data) if one.get("meta") == "Loss")
-    train = [line for line in lines if line["split"] == "train"]
-    assert menu["active"] == 0
-    assert data[at]["x"] == moved["steps"][at] == [line["step"] for line in train]
-    assert moved["epochs"][at] == [line["epoch"] for line in train]
-    assert all(
-        len(one["x"]) == len(x) for xs in moved.values() for one, x in zip(data, xs, strict=True)
-    )
-    cells = {one.get("xaxis", "x") for one in data}
-    assert {f"x{name[5:]}" for name in layout if name.startswith("xaxis")} == cells
 
 
 def test_several_runs_are_overlaid_in_a_colour_for_each_group(run_of):

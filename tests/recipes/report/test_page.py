@@ -158,14 +158,6 @@ def test_values_of_another_type_in_an_older_recipe_are_shown(run_of):
         rendered(*folders)
 
 
-def test_a_name_that_is_no_utf8(run_of, tmp_path):
-    folder = tmp_path / os.fsdecode(b"run-\xff")
-    run_of("run").rename(folder)
-    assert command(folder, "--out", tmp_path / "report.html").exit_code == 0
-    found = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "run-?" in found.visible
-
-
 def test_the_picture_leaves_out_a_damaged_line_and_says_so(run_of, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)  # which takes long
     folder = run_of("a")
@@ -177,12 +169,21 @@ def test_the_picture_leaves_out_a_damaged_line_and_says_so(run_of, monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-def test_runs_that_have_just_begun_are_left_out_and_named(run_of, tmp_path):
+def test_runs_that_have_just_begun_are_left_out_and_others_say_how_they_ended(run_of, tmp_path):
     folders = [run_of("a"), run_of("b", edit=lambda line: None), run_of("c", seed=1)]
     groups, notes = read_runs(folders)
     assert [*groups[0].runs] == ["digits, seed 0", "digits, seed 1"]
     assert notes == [f"{folders[1]} is left out: it has no metrics yet."]
     assert notes[0] in rendered(*folders).visible
+    stopped = run_of("d", steps=50, summary=False)
+    assert "stopped at epoch 8.907 of 20: its end is not" in rendered(stopped).visible
+    diverged = run_of("e", steps=10, summary=False, edit=lambda line: line | {"loss": None})
+    end_diverged(diverged, "the loss is not finite at step 1")
+    folder = diverged.rename(tmp_path / os.fsdecode(b"run-\xff"))  # a name that is no UTF-8
+    assert command(folder, "--out", tmp_path / "report.html").exit_code == 0
+    visible = Page((tmp_path / "report.html").read_text(encoding="utf-8")).visible
+    assert "diverged" in visible
+    assert "run-?" in visible
 
 
 def test_mistakes_are_one_line_and_exit_code_2(run_of):
@@ -201,14 +202,3 @@ def test_mistakes_are_one_line_and_exit_code_2(run_of):
         assert result.stderr.count("\n") == 1
         assert result.stderr.startswith("largebatch: error: ")
         assert message in result.stderr
-
-
-def test_a_run_that_stopped_or_has_no_finite_loss_is_shown(run_of):
-    def edit(line):
-        return line | {"loss": None} if line["split"] == "train" else line
-
-    stopped = run_of("b", steps=50, summary=False)
-    assert "stopped at epoch 8.907 of 20: its end is not" in rendered(stopped).visible
-    folder = run_of("a", steps=10, summary=False, edit=edit)
-    end_diverged(folder, "the loss is not finite at step 1")
-    assert "diverged" in rendered(folder).visible

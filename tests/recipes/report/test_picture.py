@@ -63,8 +63,8 @@ def test_any_name_of_a_folder_is_drawn_as_it_is(tmp_path, name):
     assert write_picture(tmp_path / name).stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_run_of_one_split_is_drawn(tmp_path, drawn, split):
-    write_run(tmp_path / "run", edit=lambda line: line if line["split"] == split else None)
-    write_picture(tmp_path / "run")
-    assert ("tab:orange" in drawn) == (split == "val")
+def test_a_run_of_one_split_is_drawn(tmp_path, drawn):
+    for split in ("train", "val"):
+        write_run(tmp_path / split, edit=lambda n, of=split: n if n["split"] == of else None)
+        write_picture(tmp_path / split)
+        assert ("tab:orange" in drawn) == (split == "val")

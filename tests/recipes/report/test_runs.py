@@ -131,7 +131,7 @@ def test_one_seed_twice_counts_once_and_only_if_it_finished(run_of):
     assert group.states == "2 seeds finished, 1 stopped"
 
 
-def test_epochs_images_and_seconds_of_a_line(tmp_path):
+def test_epochs_images_and_seconds_of_a_line_unless_it_was_not_timed(tmp_path):
     _, lines = write_run(tmp_path / "run")
     (group,) = grouped(tmp_path / "run")
     train = [line for line in lines if line["split"] == "train"]
@@ -143,12 +143,9 @@ def test_epochs_images_and_seconds_of_a_line(tmp_path):
         "images": [pytest.approx(images[i], abs=1e-3) for i in (1, 3)],
         "seconds": [51.2, 102.4],
     }
-
-
-def test_a_run_that_was_never_timed_has_no_seconds(run_of):
-    folder = run_of("run", edit=lambda line: {k: v for k, v in line.items() if k != "seconds"})
-    run = grouped(folder)[0].runs["digits"]
-    found = run.positions(run.metrics.train)
+    write_run(tmp_path / "b", edit=lambda line: {k: v for k, v in line.items() if k != "seconds"})
+    untimed = grouped(tmp_path / "b")[0].runs["digits"]
+    found = untimed.positions(untimed.metrics.train)
     assert (found["images"], found["seconds"]) == ([], [])
 
 
@@ -159,13 +156,10 @@ def shares(run_of, edit):
     return grouped(run_of("a", edit=edit))[0].shares
 
 
-def test_every_phase_of_a_run_has_a_name_in_the_order_of_the_clock():
-    assert list(PARTS) == [*PHASES, "rest"]
-
-
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_shares_of_the_time_add_up_even_where_phases_exceed_it(run_of, scale):
     found = shares(run_of, lambda line: with_phases(line, scale))
+    assert list(PARTS) == [*PHASES, "rest"]  # in the order of the clock
     assert sum(found.values()) == pytest.approx(100)
     assert found["forward_seconds"] == pytest.approx(max(20 * scale / max(1, 0.9 * scale), 0))
     assert found == pytest.approx(SHARES) or scale != 1

@@ -49,44 +49,42 @@ optimizer: {lr: 1.0}
 """
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        MINIMAL,
-        "extends: digits\n",
-        "extends: mine.yaml\noptimizer: {momentum: 0.5}\nmodel: {args: {drop_rate: 0.1}}\n",
-        MINIMAL + "resume: true\n",
-        MINIMAL + "resume: {from: latest, reshard: true}\n",
-        MINIMAL + "precision: O2\nloss_scale: 1024\n",
-        MINIMAL + "track: wandb\ncallbacks: mypkg.module:Mine\n",
-        MINIMAL + "track: []\ncallbacks: [a:B, {name: a:B, args: {c: 1}}]\n",
-        MINIMAL + "loss_scale: dynamic\nevaluate_every: null\nlog_every: 0.1dur\n",
-        MINIMAL + "stages: [{from: 3ep, batch_size: 128, lr: keep}, {from: 500, image_size: 64}]\n",
-        MINIMAL + "schedule: {name: step, milestones: [30ep, 500, 0.9dur], warmup: 0}\n",
-    ],
-)
-def test_valid_recipes_are_accepted(text, tmp_path):
-    assert problems(text) == []
+VALID = """
+resume: true
+resume: {from: latest, reshard: true}
+precision: O2
+loss_scale: 1024
+loss_scale: dynamic
+track: wandb
+track: []
+callbacks: mypkg.module:Mine
+callbacks: [a:B, {name: a:B, args: {c: 1}}]
+evaluate_every: null
+log_every: 0.1dur
+stages: [{from: 3ep, batch_size: 128, lr: keep}, {from: 500, image_size: 64}]
+schedule: {name: step, milestones: [30ep, 500, 0.9dur], warmup: 0}
+"""
+MISTAKES = {
+    "lr: 3": "Additional properties are not allowed ('lr' was unexpected)",
+    "ema: {dekay: 0.9}": "('dekay' was unexpected)",
+    "precision: fp8": "'fp8' is not one of ['auto', 'fp32'",
+    "seed: true": "True is not of type 'integer'",
+    "label_smoothing: 1": "1 is greater than or equal to the maximum of 1",
+    "log_every: 0": "0 is not valid under any of the given schemas",
+    "log_every: 5epochs": "'5epochs' is not valid under any of the given",
+    "data: {crop_area: [0.1]}": "[0.1] is too short",
+}
+
+
+def test_valid_recipes_are_accepted_and_mistakes_are_found(tmp_path):
     (tmp_path / "mine.yaml").write_text(MINIMAL)
-    (tmp_path / "other.yaml").write_text(text)
-    load(str(tmp_path / "other.yaml"))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (MINIMAL + "lr: 3\n", "Additional properties are not allowed ('lr' was unexpected)"),
-        (MINIMAL + "ema: {dekay: 0.9}\n", "('dekay' was unexpected)"),
-        (MINIMAL + "precision: fp8\n", "'fp8' is not one of ['auto', 'fp32'"),
-        (MINIMAL + "seed: true\n", "True is not of type 'integer'"),
-        (MINIMAL + "label_smoothing: 1\n", "1 is greater than or equal to the maximum of 1"),
-        (MINIMAL + "log_every: 0\n", "0 is not valid under any of the given schemas"),
-        (MINIMAL + "log_every: 5epochs\n", "'5epochs' is not valid under any of the given"),
-        ("extends: digits\ndata: {crop_area: [0.1]}\n", "[0.1] is too short"),
-    ],
-)
-def test_mistakes_are_found(text, message):
-    assert any(message in problem for problem in problems(text))
+    other = "extends: mine.yaml\noptimizer: {momentum: 0.5}\nmodel: {args: {drop_rate: 0.1}}\n"
+    for text in (other, "extends: digits", *(MINIMAL + line for line in VALID.splitlines())):
+        assert problems(text) == [], text
+        (tmp_path / "other.yaml").write_text(text)
+        load(str(tmp_path / "other.yaml"))
+    for line, message in MISTAKES.items():
+        assert any(message in problem for problem in problems(f"extends: digits\n{line}\n")), line
 
 
 def keys_in(section, values, prefix=""):
@@ -123,15 +121,14 @@ def test_defaults_in_the_table_are_those_of_a_recipe(tmp_path):
 
 def test_types_are_in_words():
     types = {key.name: key.type for key in keys.all_keys()}
-    assert types["optimizer.momentum"] == "number >= 0, < 1"
-    assert types["micro_batch_size"] == "integer > 0 or null"
-    assert types["scale"] == "one of linear, sqrt, null"
-    assert types["loss_scale"] == "number > 0, or one of auto, dynamic, none"
-    assert types["schedule.milestones"] == "list of lengths"
-    assert types["data.std"] == "list of 3 numbers > 0"
-    assert types["stages"] == "list of stages"
-    assert types["track"].startswith("one of tensorboard, wandb, mlflow, mlperf, or list")
-    assert types["callbacks[].name"] == "string"
-    assert types["checkpoint.every"] == "length or null"
+    for name, words in {
+        **{"optimizer.momentum": "number >= 0, < 1", "micro_batch_size": "integer > 0 or null"},
+        **{"scale": "one of linear, sqrt, null", "schedule.milestones": "list of lengths"},
+        **{"loss_scale": "number > 0, or one of auto, dynamic, none", "stages": "list of stages"},
+        **{"data.std": "list of 3 numbers > 0", "callbacks[].name": "string"},
+        **{"checkpoint.every": "length or null", "profile.ranks": "one of all or list of integers"},
+        "track": "one of tensorboard, wandb, mlflow, mlperf, or list",
+    }.items():
+        assert types[name].startswith(words), name
     assert keys.schema()["$defs"]["Optimizer"]["description"]
     jsonschema.Draft202012Validator.check_schema(keys.schema())

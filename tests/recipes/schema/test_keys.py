@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from largebatch.comm import Plan, Topology
 from largebatch.lars import LARS
 from largebatch.pipeline import Transform
-from largebatch.recipes.errors import AgreedError
 from largebatch.recipes.schema.keys import all_keys
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
 from largebatch.recipes.training.data import build_sources, transform_of
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.pipeline.formats import Image, example, write_records
-from tests.recipes.runs import NO_BATCH_NORM, make, train
+from tests.recipes.runs import NO_BATCH_NORM, make
 
 
 def options(name):
@@ -41,6 +40,10 @@ def evaluated(trainer):
     return next(iter(trainer.val_loader)).images
 
 
+def backends(trainer):
+    return {trainer.loader.backend, trainer.val_loader.backend}
+
+
 def steps(trainer):
     return trainer.timeline.total_steps
 
@@ -52,6 +55,7 @@ EFFECTS = {
         "model.args": ("{}", "{drop_rate: 0.5}", lambda t: t.model.drop_rate, (0.0, 0.5)),
         "data.threads": (1, 3, lambda t: t.loader.threads, (1, 3)),
         "data.prefetch": (1, 3, lambda t: t.loader.prefetch, (1, 3)),
+        "data.backend": ("torchvision", "nvimgcodec", backends, ({"torchvision"}, {"nvimgcodec"})),
         "data.image_size": (32, 24, lambda t: images(t).shape[-1], (32, 24)),
         "data.eval_size": (32, 24, lambda t: evaluated(t).shape[-1], (32, 24)),
         "batch_size": (16, 8, lambda t: t.loader.accumulation, (4, 2)),
@@ -64,6 +68,9 @@ EFFECTS = {
         # test_resnet has 15 convolutions and a classifier, of 47 parameters
         "optimizer.decay_bias_and_norm": ("false", "true", share("weight_decay"), (16, 47)),
         "optimizer.adapt_bias_and_norm": ("false", "true", share("adapt"), (16, 47)),
+    },
+    ("data.crop_area=[1,1]", "data.flip=0"): {
+        "data.repeats": (1, 8, lambda t: len(torch.unique(images(t), dim=0)), (4, 1)),
     },
     ("data.source=synthetic",): {
         "data.train_images": (40, 48, lambda t: len(t.loader.source), (40, 48)),
@@ -111,17 +118,6 @@ def test_images_are_changed_as_the_keys_say():
     val = {key: TRANSFORM[key] for key in common} | {"image_size": 48, "interpolation": "bilinear"}
     assert transform_of(recipe, training=True) == Transform(**train)
     assert transform_of(recipe, training=False) == Transform(**val)
-
-
-def test_an_image_is_repeated_as_often_as_the_key_says(photos, tmp_path):
-    keys = ("data.crop_area=[1,1]", "data.flip=0", "data.repeats=8")
-    repeated = images(make(photos, tmp_path / "run", *keys))
-    assert all(torch.equal(image, repeated[0]) for image in repeated)
-
-
-def test_the_backend_is_the_one_of_the_recipe(photos, tmp_path):
-    trainer = make(photos, tmp_path / "run", "data.backend=nvimgcodec")
-    assert trainer.loader.backend == trainer.val_loader.backend == "nvimgcodec"
 
 
 def test_labels_of_shards_without_an_index_count_from_the_offset(tmp_path):
@@ -179,28 +175,6 @@ def test_the_plan_comes_from_the_algorithm_or_the_file(photos, tmp_path):
     for algorithm in ("null", "auto"):
         keys = [f"comm.algorithm={algorithm}", f"comm.plan={tmp_path}/plan.json"]
         assert algorithms(*keys) == ["torus"]
-
-
-def test_nodes_are_those_of_the_recipe(photos, tmp_path, monkeypatch):
-    seen = []
-    from_environment = Topology.from_environment
-
-    def noted(ranks_per_node):
-        seen.append(ranks_per_node)
-        return from_environment(ranks_per_node)
-
-    monkeypatch.setattr(Topology, "from_environment", noted)
-    make(photos, tmp_path / "run", "comm.ranks_per_node=1")
-    assert seen == [1]
-    with pytest.raises(AgreedError, match="2"):
-        make(photos, tmp_path / "run", "comm.ranks_per_node=2")
-
-
-def test_the_key_sets_the_number_of_checkpoints_kept(photos, tmp_path):
-    keys = ["evaluate_every=null", "checkpoint.every=1", "stop_after=4", "micro_batch_size=16"]
-    train(photos, tmp_path, *keys, "checkpoint.keep=3")
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == [f"step-{step:08d}" for step in (2, 3, 4)]
 
 
 def test_every_key_is_set_by_a_test():

@@ -1,5 +1,7 @@
 """Runs whose weights are evaluated and exported."""
 
+import shutil
+
 import pytest
 
 from largebatch.recipes.training.folder.metrics import read_metrics
@@ -28,3 +30,11 @@ def plain(photos, tmp_path_factory):
 
 def last_evaluation(folder):
     return [line for line in read_metrics(folder) if line["split"] == "val"][-1]
+
+
+def stopped(folder, path):
+    """A run as it is before its weights are written."""
+    shutil.copytree(folder, path)
+    for name in ("weights.pt", "weights_ema.pt", "summary.json"):
+        (path / name).unlink(missing_ok=True)
+    return path

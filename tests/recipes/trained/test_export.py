@@ -26,7 +26,7 @@ from largebatch.recipes.trained.score import score, wilson
 from largebatch.recipes.trained.source import open_trained
 from tests.recipes.commands.test_app import run
 from tests.recipes.runs import BASE, JOB, assert_same, make
-from tests.recipes.trained.conftest import last_evaluation
+from tests.recipes.trained.conftest import last_evaluation, stopped
 
 pytestmark = pytest.mark.slow("trains small networks and exports them")
 
@@ -35,7 +35,7 @@ RESULTS = ("weights.pt", "summary.json", "classes.txt")
 #: Names of a model of ours and of a user's, with the keys that it needs.
 OWN = {
     "resnet9": "model.args.width=4",
-    "tests.recipes.trained.test_score:Tied.make": "model.zero_init_last_norm=false",
+    f"{__name__}:Tied.make": "model.zero_init_last_norm=false",
 }
 
 
@@ -161,22 +161,45 @@ def test_weights_of_before_a_run_went_back_keep_their_own_recipe_and_accuracy(
     assert accuracy_of(open_trained(folder)).loss == first["loss"]
 
 
+class Tied(torch.nn.Module):
+    """A model two of whose layers are one."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 3, 3, padding=1)
+        self.second = self.first
+        self.fc = torch.nn.Linear(3, num_classes)
+
+    @staticmethod
+    def make(num_classes):
+        return Tied(num_classes)
+
+    def forward(self, images):
+        return self.fc(self.second(self.first(images)).mean((2, 3)))
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_a_model_of_our_own_or_a_users_goes_to_safetensors(name, photos, tmp_path, monkeypatch):
     first, folder, out = tmp_path / "first.pt", tmp_path / "run", tmp_path / "safetensors"
     keys = [f"model.name={name}", OWN[name], "stop_after=1", "evaluate_every=null"]
     torch.save(build_model(load("digits", [*BASE, *keys]).recipe.model, 3).state_dict(), first)
     make(photos, folder, *keys, f"init.from={first}").run()
+    both = folder, stopped(folder, tmp_path / "stopped")  # weights that are shared, too
+    ours, theirs = (score(open_trained(one, trust_code=True), JOB).loss for one in both)
+    assert ours == theirs
     refused = run("export", folder, "--trust-code", "--to", "timm", "--out", tmp_path / "timm")
     assert refused.exit_code == 2
     assert f"--to: {name} is not a model of timm; valid for {name}: saf" in refused.stderr
-    exported(folder, "safetensors", out, "--trust-code")
+    out.mkdir()
+    monkeypatch.chdir(out)
+    files = ["README.md", "classes.txt", "model.safetensors", "recipe.yaml"]
+    assert exported(folder, "safetensors", ".", "--trust-code").splitlines()[1:] == files
+    assert {*out.parent.iterdir()} == {out, *both, first}
     assert_same(load_file(out / "model.safetensors"), torch.load(folder / "weights.pt"))
     text = card_of(out)[1]
     assert "| initial weights | first.pt |" in text
     assert str(tmp_path) not in text
     assert load(str(out / RECIPE)).recipe.init.from_ is None
-    monkeypatch.chdir(out)
     found = {"classes": 3}
     exec(code_of(text), found)
     assert_same(dict(found["model"].state_dict()), torch.load(folder / "weights.pt"))
@@ -255,15 +278,6 @@ def test_what_onnx_or_its_runtime_cannot_is_refused_in_one_line(tmp_path, monkey
     wrong = SimpleNamespace(run=lambda names, given: [1.01 * given["images"].mean((2, 3))])
     monkeypatch.setattr("onnxruntime.InferenceSession", lambda path, providers: wrong)
     fails("outputs in ONNX Runtime differ by at most ", Odd())
-
-
-def test_the_current_folder_is_exported_to(plain, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    output = exported(plain, "safetensors", ".")
-    files = ["README.md", "classes.txt", "model.safetensors", "recipe.yaml"]
-    assert output.splitlines()[1:] == files
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 def test_two_exports_to_one_folder_do_not_mix(plain, tmp_path):

@@ -23,7 +23,7 @@ from tests.conftest import write_images
 from tests.ranks import run_ranks
 from tests.recipes.commands.test_app import run
 from tests.recipes.runs import BASE, JOB, NO_BATCH_NORM, assert_same, make
-from tests.recipes.trained.conftest import last_evaluation
+from tests.recipes.trained.conftest import last_evaluation, stopped
 
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
@@ -36,14 +36,6 @@ def test_the_interval_is_wilsons():
 
 def scored(path, *overrides, **options):
     return score(open_trained(path, overrides, **options), JOB)
-
-
-def stopped(folder, path):
-    """A run as it is before its weights are written."""
-    shutil.copytree(folder, path)
-    for name in ("weights.pt", "weights_ema.pt", "summary.json"):
-        (path / name).unlink(missing_ok=True)
-    return path
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -78,7 +70,7 @@ def test_two_ranks_score_as_one(half, plain):
             assert ours.loss == pytest.approx(one.loss, rel=1e-6)
 
 
-def test_keys_are_overridden(plain, tmp_path):
+def test_keys_are_overridden_and_others_have_no_effect(plain, tmp_path):
     assert scored(plain, "data.eval_size=48", "data.eval_resize=52").loss != scored(plain).loss
     found = json.loads(run("evaluate", plain, "--json", "data.holdout=20").output)
     assert (found["images"], found["image_size"], found["eval_resize"]) == (20, 32, 36)
@@ -87,6 +79,13 @@ def test_keys_are_overridden(plain, tmp_path):
     other = scored(plain, f"data.path={tmp_path}/other", "micro_batch_size=null")
     assert other.images == 9
     assert scored(plain, "precision=bf16").precision == "bf16"
+    whole = json.loads(run("evaluate", plain, "--json").output)
+    without_effect = ["batch_size=7", "optimizer.lr=3", "data.classes=3", "micro_batch_size=3"]
+    result = run("evaluate", plain, "--json", *without_effect)
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert found.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-6)  # of other batches
+    assert found == whole
 
 
 def test_the_precision_that_auto_chose_is_taken_again(photos, tmp_path, monkeypatch):
@@ -111,32 +110,6 @@ def test_a_file_of_timm_is_evaluated_with_a_recipe_unless_it_is_not_finite(photo
     save_file(weights, file)
     with pytest.raises(RecipeError, match=f"RUN: .* has values in {name} that are not finite"):
         scored(file, *keys, recipe="digits")
-
-
-class Tied(torch.nn.Module):
-    """A model two of whose layers are one."""
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.first = torch.nn.Conv2d(3, 3, 3, padding=1)
-        self.second = self.first
-        self.fc = torch.nn.Linear(3, num_classes)
-
-    @staticmethod
-    def make(num_classes):
-        return Tied(num_classes)
-
-    def forward(self, images):
-        return self.fc(self.second(self.first(images)).mean((2, 3)))
-
-
-def test_shared_weights_are_read_from_a_checkpoint(photos, tmp_path):
-    keys = ["model.name=tests.recipes.trained.test_score:Tied", "model.zero_init_last_norm=false"]
-    make(photos, tmp_path / "tied", *keys, "optimizer.lr=0.1").run()
-    whole = scored(tmp_path / "tied", trust_code=True)
-    before = stopped(tmp_path / "tied", tmp_path / "stopped")
-    assert scored(before, trust_code=True).loss == whole.loss
-    assert whole.loss == last_evaluation(tmp_path / "tied")["loss"]
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -228,16 +201,6 @@ def test_shards_without_names_are_numbered_as_in_training(plain):
     fit(SimpleNamespace(classes=("0", "1", "2")))
     with pytest.raises(RecipeError, match=r"has class 0 'bee', which is 'ant' in the model of "):
         fit(SimpleNamespace(classes=("bee", "ant", "cat")))
-
-
-def test_micro_batches_of_any_size_and_overrides_without_effect(plain):
-    whole = json.loads(run("evaluate", plain, "--json").output)
-    keys = ["batch_size=7", "optimizer.lr=3", "data.classes=3", "micro_batch_size=3"]
-    result = run("evaluate", plain, "--json", *keys)
-    assert result.stderr == ""
-    found = json.loads(result.stdout)
-    assert found.pop("loss") == pytest.approx(whole.pop("loss"), rel=1e-6)  # of other batches
-    assert found == whole
 
 
 def test_another_rank_reports_what_it_alone_finds(plain, monkeypatch):

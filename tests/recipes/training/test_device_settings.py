@@ -1,12 +1,10 @@
-"""The settings of a device: decided by recipe and device, set for a run and put back after it."""
-
-import contextlib
+"""The settings of a device: decided by recipe and device, and set for a run."""
 
 import pytest
 import torch
 
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import run
+from largebatch.recipes.training import build, run
 from largebatch.recipes.training.device import DeviceSettings, device_settings
 from tests.recipes.runs import assert_same, largest_difference, make, train, weights
 
@@ -42,90 +40,54 @@ def test_settings_follow_keys_and_device(device, keys, found, words):
     assert (ours, ours.in_words()) == (DeviceSettings(*found), words)
 
 
-def flags():
-    """Every flag that settings touch, the new ones of torch 2.9 and the old ones."""
-
-    def old(get):
-        try:
-            return get()
-        except RuntimeError:  # the caller has mixed both kinds
-            return None
-
-    operators = (
-        *(BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn),
-        *(BACKENDS.mkldnn.matmul, BACKENDS.mkldnn.conv),
-    )
-    return (
-        BACKENDS.cudnn.benchmark,
-        [operator.fp32_precision for operator in operators],
-        *(old(torch.get_float32_matmul_precision), old(lambda: BACKENDS.cudnn.allow_tf32)),
-    )
-
-
-def put_defaults():
+@pytest.fixture
+def flags_of_before():
+    """Put back what the settings of a run touch: they hold in the whole process."""
+    conv, rnn = BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn
+    before = conv.fp32_precision, rnn.fp32_precision
+    yield
     torch.set_float32_matmul_precision("highest")
-    BACKENDS.cudnn.allow_tf32 = True
+    BACKENDS.cudnn.allow_tf32, BACKENDS.cudnn.benchmark = True, False
     BACKENDS.fp32_precision = BACKENDS.cuda.matmul.fp32_precision = "none"
     BACKENDS.mkldnn.matmul.fp32_precision = "none"
-    BACKENDS.cudnn.benchmark = False
+    conv.fp32_precision, rnn.fp32_precision = before
 
 
-def old_flags():
+def of_torch_1():
     torch.set_float32_matmul_precision("medium")
     BACKENDS.cudnn.allow_tf32 = False
-    BACKENDS.cudnn.benchmark = True
 
 
-def new_flags():
+def of_torch_2():
     BACKENDS.cuda.matmul.fp32_precision = "tf32"
     BACKENDS.cudnn.conv.fp32_precision = "ieee"
 
 
-def new_flag_of_everything():
+def of_everything():
     BACKENDS.fp32_precision = "tf32"
 
 
-@pytest.fixture
-def defaults():
-    """Start from torch's defaults, whatever ran before, and put them back."""
-    put_defaults()
-    before = flags()
-    yield
-    put_defaults()
-    assert flags() == before
-
-
-@pytest.mark.parametrize("caller", [put_defaults, old_flags, new_flags, new_flag_of_everything])
+@pytest.mark.parametrize("caller", [lambda: None, of_torch_1, of_torch_2, of_everything])
 @pytest.mark.parametrize("on", [True, False])
-@pytest.mark.usefixtures("defaults")
-def test_flags_are_set_and_put_back_whatever_the_caller_has_set(caller, on):
+@pytest.mark.usefixtures("flags_of_before")
+def test_flags_are_set_whatever_the_caller_has_set(caller, on):
     caller()
-    before = flags()
-    with contextlib.suppress(ZeroDivisionError), DeviceSettings(False, on, on).applied():
-        assert BACKENDS.cudnn.benchmark is on
-        new = {BACKENDS.cuda.matmul.fp32_precision, BACKENDS.cudnn.conv.fp32_precision}
-        assert new == {"tf32" if on else "ieee"}
-        # The old flags can be read, as torch.compile does, and agree.
-        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
-        assert BACKENDS.cuda.matmul.allow_tf32 is BACKENDS.cudnn.allow_tf32 is on
-        inner = flags()
-        with DeviceSettings(True, None, None).applied():  # which changes nothing
-            assert flags() == inner
-        _ = 1 / 0
-    assert flags() == before
+    DeviceSettings(False, on, on).apply()
+    DeviceSettings(True, None, None).apply()  # which changes nothing
+    assert BACKENDS.cudnn.benchmark is on
+    operators = BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn
+    assert {one.fp32_precision for one in operators} == {"tf32" if on else "ieee"}
+    # The old flags can be read, as torch.compile does, and agree.
+    assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+    assert BACKENDS.cuda.matmul.allow_tf32 is BACKENDS.cudnn.allow_tf32 is on
 
 
-def test_a_run_has_the_flags_of_its_settings_and_the_caller_his_own(photos, tmp_path):
-    trainer, seen = make(photos, tmp_path, "stop_after=1", "evaluate_every=null"), []
-    trainer.settings = settings(CUDA)  # flags can be set without a GPU
-    update, before = trainer._update, flags()
-    trainer._update = lambda *arguments: seen.append(flags()) or update(*arguments)
-    trainer.run()
-    ((benchmark, in_a_step, *_),) = seen
-    assert benchmark is True
-    assert in_a_step[:3] == ["tf32"] * 3
-    assert flags() == before
-    assert before[0] is False
+@pytest.mark.usefixtures("flags_of_before")
+def test_a_run_has_the_flags_of_its_settings(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "device_settings", lambda *_: settings(CUDA))  # without a GPU
+    make(photos, tmp_path)
+    assert BACKENDS.cudnn.benchmark is True
+    assert BACKENDS.cudnn.conv.fp32_precision == BACKENDS.cuda.matmul.fp32_precision == "tf32"
 
 
 def test_auto_precision_is_the_machines_or_that_of_the_checkpoint(photos, tmp_path, monkeypatch):

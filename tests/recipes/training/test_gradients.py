@@ -113,7 +113,7 @@ def test_the_noise_is_that_of_the_gradients_of_the_micro_batches(tmp_path):
     """Of the steps that are due: four micro-batches each of three images."""
     keys = ["stop_after=4", "log_every=1", "micro_batch_size=3", "gradient_noise_every=2"]
     # which could not measure it, and has not begun
-    keys += ["stages=[{from: 1ep, batch_size: 3, micro_batch_size: 3, lr: keep}]"]
+    keys += ["stages=[{from: 1ep, batch_size: 3, lr: keep}]"]
     sums = []  # of the gradients of a step so far
     with double_precision():
         trainer = small_trainer(tmp_path, *keys)

@@ -8,7 +8,7 @@ from tests.recipes.training.test_init_from_images import AIRBENCH
 
 WATCHERS = "tests.recipes.training.watchers"
 STEP = ["epochs=20", "schedule.name=step", "schedule.end=0"]
-SMALLER = "{from: 1ep, batch_size: 4, micro_batch_size: 4, lr: keep}"
+SMALLER = "{from: 1ep, batch_size: 4, lr: keep}"
 NOISE = "gradient_noise_every: a batch of"
 CUTMIX = "mixing.cutmix=1"
 SGD = "optimizer.name=sgd"
@@ -55,7 +55,7 @@ REFUSED = [
     (["stages=[{image_size: 64}]"], "stages.0.from: missing; it has no default"),
     (
         ["stages=[{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 94, lr: keep}]"],
-        "stages.1.micro_batch_size: 4 does not divide batch_size 94; valid: a divisor, such as 2",
+        "micro_batch_size: 4 does not divide stages.1.batch_size 94; valid: a divisor, such as 2",
     ),
     (
         [f"stages=[{SMALLER}, {{from: 2, image_size: 36}}]"],

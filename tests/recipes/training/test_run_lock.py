@@ -140,14 +140,6 @@ def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkey
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]
 
 
-@pytest.mark.parametrize("make_lock", [os.mkfifo, lambda path: path.symlink_to("none")])
-def test_what_is_no_file_is_no_lock_for_ever(tmp_path, make_lock):
-    make_lock(tmp_path / LOCK)
-    os.utime(tmp_path / LOCK, (1, 1), follow_symlinks=False)
-    with locked(tmp_path) as taken:
-        assert taken.notice.startswith("the lock of a process that left no name is taken over")
-
-
 def race(folder, start, gave_up, results):
     start.wait()
     try:

@@ -14,8 +14,8 @@ from timm.data import mixup as timms
 from timm.loss import BinaryCrossEntropy
 
 from largebatch.pipeline.order import Stream
+from largebatch.recipes.schema.data import Mixing
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.schema.targets import Mixing
 from largebatch.recipes.training.build import loss_of
 from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.targets import Mixer, draws, training_loss

@@ -154,11 +154,11 @@ def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
     assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
 
 
-def test_a_stage_keeps_the_micro_batch_unless_it_sets_one():
+def test_a_stage_keeps_the_micro_batch():
     run = load("digits", ["micro_batch_size=8", "batch_size=16"]).recipe
-    stages = (stage("1ep", 64), stage("2ep", 32, micro_batch_size=32), stage("3ep", 64))
+    stages = (stage("1ep", 64), stage("2ep", 32))
     found = timeline_of(run.model_copy(update={"stages": stages}), 100)
-    assert [phase.micro_batch_size for phase in found.phases] == [8, 8, 32, 32]
+    assert [phase.micro_batch_size for phase in found.phases] == [8, 8, 8]
     # and without one, it is what a rank has of the batch
     found = timeline_of(recipe(16, 5, stages[:1]), 100)
     assert [phase.micro_batch_size for phase in found.phases] == [16, 64]

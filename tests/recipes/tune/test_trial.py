@@ -13,6 +13,7 @@ from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.tune.trial import held_out, measure
+from tests.conftest import write_images
 from tests.ranks import run_ranks
 from tests.recipes.runs import BASE, JOB
 
@@ -47,19 +48,16 @@ def stop(root, folder, callback, *overrides):
     return trainer, trainer.run()
 
 
-def test_a_callback_stops_a_run_which_then_keeps_nothing(photos, tmp_path):
-    trainer, summary = stop(photos, tmp_path, callback := Stops(3), "checkpoint.every=1dur")
-    assert (summary, callback.ended) == ({}, ("stopped", {}))
-    assert trainer.step == read_metrics(tmp_path)[-1]["step"] == 3 < trainer.last_step
-    kept = {path.name for path in tmp_path.iterdir()}
-    assert not kept & {"checkpoints", "weights.pt", "summary.json", "report.html"}
-
-
-def test_a_request_at_the_last_step_changes_nothing(photos, tmp_path):
-    trainer, summary = stop(photos, tmp_path, callback := Stops(5))
-    assert summary["step"] == trainer.step == trainer.last_step == 5
-    assert callback.ended[0] == "finished"
-    assert (tmp_path / "weights.pt").exists()
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_callback_stops_a_run_which_then_keeps_nothing_unless_it_ended(photos, tmp_path, at):
+    trainer, summary = stop(photos, tmp_path, callback := Stops(at), "checkpoint.every=1dur")
+    assert trainer.step == at <= trainer.last_step == 5
+    assert read_metrics(tmp_path)[-1]["step"] == at
+    assert summary.get("step") == (5 if at == 5 else None)
+    assert callback.ended[0] == ("finished" if at == 5 else "stopped")
+    results = {"checkpoints", "weights.pt", "summary.json", "report.html"}
+    kept = results & {path.name for path in tmp_path.iterdir()}
+    assert kept >= {"weights.pt", "summary.json"} if at == 5 else not kept
 
 
 def test_a_signal_comes_before_a_request_to_stop(photos, tmp_path):
@@ -85,9 +83,11 @@ def test_ranks_stop_together(photos, tmp_path):
 
 
 @pytest.mark.slow("trains")
-def test_a_run_is_measured_on_held_out_images(photos, tmp_path):
-    found = measure("digits", here(photos), JOB, tmp_path / "a")
-    assert found.status == "finished"
+def test_a_run_is_measured_on_held_out_images_and_passes_a_late_signal_on(photos, tmp_path):
+    folder = tmp_path / "a: b #1"
+    late = lambda reading: signal.raise_signal(signal.SIGINT) if reading.step == 5 else None  # noqa: E731
+    found = measure("digits", here(photos), JOB, folder, late)
+    assert (found.status, found.signal) == ("finished", signal.SIGINT)
     assert [r.step for r in found.readings] == [1, 2, 3, 4, 5]
     assert found.epochs == pytest.approx(2, abs=0.01)
     assert found.readings[-1].epoch == found.epochs
@@ -95,17 +95,7 @@ def test_a_run_is_measured_on_held_out_images(photos, tmp_path):
     assert 0 < found.evaluation_seconds < found.seconds
     # One image of 13 is 7.7 points: the validation set has 23 images.
     assert {round(r.top1 * 13 / 100, 6) % 1 for r in found.readings} == {0.0}
-    assert not (tmp_path / "a" / "weights.pt").exists()
-
-
-def test_a_signal_that_comes_too_late_to_stop_a_run_is_passed_on(photos, tmp_path):
-    folder = tmp_path / "a: b #1"
-    outcome = measure(
-        "digits", here(photos), JOB, folder,
-        lambda reading: signal.raise_signal(signal.SIGINT) if reading.step == 5 else None,
-    )  # fmt: skip
-    assert (outcome.status, outcome.signal) == ("finished", signal.SIGINT)
-    assert folder.is_dir()
+    assert not (folder / "weights.pt").exists()
 
 
 def test_a_run_that_diverges_says_so(photos, tmp_path):
@@ -116,11 +106,12 @@ def test_a_run_that_diverges_says_so(photos, tmp_path):
     assert all(r.epoch <= outcome.epochs for r in outcome.readings)
 
 
-def test_a_tenth_of_the_images_is_held_out_unless_the_recipe_says_how_many(photos):
+def test_a_tenth_of_the_images_is_held_out_unless_the_recipe_says_how_many(photos, tmp_path):
+    write_images(tmp_path / "train", {"ant": 2, "bee": 2})
     plain = ["data.holdout=null"]
     assert held_out(load("digits", [*here(photos), *plain]).recipe) == 5
     assert held_out(load("digits", here(photos)).recipe) == 13
-    with pytest.raises(RecipeError, match=r"data.holdout: 1% of 53 training images is less"):
-        held_out(load("digits", [*here(photos), *plain]).recipe, 0.009)
+    with pytest.raises(RecipeError, match=r"data.holdout: 10% of 4 training images is less"):
+        held_out(load("digits", [*here(tmp_path), *plain]).recipe)
     with pytest.raises(RecipeError, match=r"data.source: synthetic"):
         held_out(load("digits", [*here(photos), *plain, "data.source=synthetic"]).recipe)

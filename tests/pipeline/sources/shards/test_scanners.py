@@ -189,12 +189,19 @@ def part(flag):
     return MAGIC + struct.pack("<I", flag << 29 | 4) + b"abcd"
 
 
+def pairs(*keys):
+    """An image and a label of each key of a tar."""
+    return [(f"{key}.{extension}", b"1") for key in keys for extension in ("jpg", "cls")]
+
+
 def labelled(label):
     return frame_recordio(record_payload(Image("", b"abc", label), 4))
 
 
 GOOD_IMAGE = Image("a/b.jpg", b"abcdef", 2)
 GOOD = formats.example(GOOD_IMAGE)
+TWO_IMAGES, TWO_LABELS = with_features(encoded=[b"one", b"two"]), with_features(label=[2, 2])
+DOTS = r"{0}\.{1}\.jpg has a key with a dot, as have {2} images: .*valid: {0}_{1}\.jpg$"
 NO_CLASS = r"a\.cls has no class number: {}; valid: decim"
 FAULTY = [
     ("x.tar", [("a.jpg", b"A")], r"a has no label; valid: \.cls or \.json"),
@@ -209,31 +216,13 @@ FAULTY = [
         for text in (b"[1]", b'{"label": true}')
     ),
     ("x.tar", [("a.jpg", b""), ("a.jpg", b""), ("a.cls", b"1")], r"a\.jpg occurs twice"),
-    (
-        "x.tar",
-        [(f"{key}.{e}", b"1") for key in "aba" for e in ("jpg", "cls")],
-        r"a occurs twice, as after tar -r",
-    ),
-    (
-        "x.tar",
-        [(f"d/a.{i}.{e}", b"1") for i in range(30) for e in ("cls", "jpg")],
-        r"d/a\.0\.jpg has a key with a dot, as have 30 images: .*valid: d/a_0\.jpg$",
-    ),
-    (  # the second sample would be left out
-        "x.tar",
-        [("a.jpg", b""), ("a.cls", b"1"), ("a.v2.jpg", b""), ("a.v2.cls", b"1")],
-        r"a\.v2\.jpg has a key with a dot, as have 1 images: .*valid: a_v2\.jpg$",
-    ),
+    ("x.tar", pairs("a", "b", "a"), "a occurs twice, as after tar -r"),
+    ("x.tar", pairs(*(f"d/a.{i}" for i in range(30))), DOTS.format("d/a", 0, 30)),
+    ("x.tar", pairs("a", "a.v2"), DOTS.format("a", "v2", 1)),  # the second would be left out
     ("x.tfrecord", [GOOD, with_features(encoded=None)], "record 1 has no image/encoded"),
     ("x.tfrecord", [GOOD, with_features(label=None)], "record 1 has no image/class/label"),
-    (
-        *("x.tfrecord", [GOOD, with_features(encoded=[b"one", b"two"])]),
-        "record 1 has 2 values of image/encoded; valid: one",
-    ),
-    (
-        *("x.tfrecord", [GOOD, with_features(label=[2, 2])]),
-        "record 1 has several values of image/class/label; valid: one",
-    ),
+    ("x.tfrecord", [GOOD, TWO_IMAGES], "record 1 has 2 values of image/encoded; valid: one"),
+    ("x.tfrecord", [GOOD, TWO_LABELS], "record 1 has several values of .*/label; valid: one"),
     *(
         ("x.tfrecord", [message], "record 0 is damaged: ")
         for message in (b"\x0a\x05abc", b"\x0b", b"\xff" * 11, b"\x0a\xff", b"\x09abc")

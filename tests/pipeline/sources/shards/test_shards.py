@@ -23,7 +23,7 @@ def copy(stored, tmp_path):
 
 
 @pytest.mark.parametrize("format", SHARDS)
-def test_images_are_those_of_folders_in_any_order(photos, stored, format, tmp_path):
+def test_images_are_those_of_folders_in_any_order_and_of_a_server(photos, stored, format, tmp_path):
     folder = ImageFolder(photos)
     source = Shards(stored / format, format=format)
     assert (len(source), source.kind, source.classes) == (53, format, CLASSES)
@@ -35,6 +35,13 @@ def test_images_are_those_of_folders_in_any_order(photos, stored, format, tmp_pa
     (root / "train" / INDEX_FILE).unlink()
     scanned = Shards(root, format=format, classes=CLASSES)
     assert read_with_largebatch(scanned) == read_with_largebatch(source)
+    with WebServer(stored) as server:
+        there = Shards(f"{server.url}/{format}/", format=format)
+        assert read_with_largebatch(there) == read_with_largebatch(source)
+        assert there.fingerprint == source.fingerprint
+        assert there.name(3) == source.name(3).replace(str(stored), server.url)
+        sizes = [request for request in server.requests if request[0] == "HEAD"]
+        assert len(sizes) == len(source.index.shards) == 3
 
 
 @pytest.mark.parametrize("format", SHARDS)
@@ -71,18 +78,6 @@ def test_images_and_labels_are_those_of_dali(photos, tmp_path, format):
     assert source.name(20) == f"{shard}:{name.get(format, 'record 20, id 9')}"
     assert source.classes == (CLASSES if format == "tfrecord" else ("0", "1", "2"))
     assert source.index.split.any() == (format == "recordio")
-
-
-@pytest.mark.parametrize("format", SHARDS)
-def test_images_on_a_server_are_those_of_the_local_folder(stored, format):
-    with WebServer(stored) as server:
-        there = Shards(f"{server.url}/{format}/", "val", format=format)
-        here = Shards(stored / format, "val", format=format)
-        assert read_with_largebatch(there) == read_with_largebatch(here)
-        assert there.fingerprint == here.fingerprint
-        assert there.name(3) == here.name(3).replace(str(stored), server.url)
-        sizes = [request for request in server.requests if request[0] == "HEAD"]
-        assert len(sizes) == len(here.index.shards)
 
 
 def test_records_in_parts_are_read_and_a_damaged_one_is_an_error_of_one_image(tmp_path):

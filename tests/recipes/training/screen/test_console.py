@@ -14,7 +14,6 @@ from rich.console import Console
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.train import main
 from largebatch.recipes.training.folder.metrics import read_metrics
-from largebatch.recipes.training.screen import console as screen
 from largebatch.recipes.training.screen.console import Display
 from largebatch.recipes.training.timeline import timeline_of
 from largebatch.recipes.training.trainer import Trainer
@@ -37,10 +36,7 @@ def imagenet(run_dir=Path("nowhere"), step=0):
 class Shown:
     """A display of an ImageNet run, and what it prints."""
 
-    def __init__(self, width=200, *, bar=False, memory=None, monkeypatch=None, **where):
-        if monkeypatch:
-            gpu = SimpleNamespace(total_memory=memory) if memory else None
-            monkeypatch.setattr(screen, "gpu_of", lambda device: gpu)
+    def __init__(self, width=200, *, bar=False, memory=None, **where):
         self.console = Console(
             file=io.StringIO(), width=width, force_terminal=bar, force_interactive=bar,
             color_system=None, highlight=False, soft_wrap=True, _environ={},
@@ -49,6 +45,7 @@ class Shown:
         self.said = []
         self.display.say = self.said.append
         self.display.start(imagenet(**where))
+        self.display._memory = memory  # of the GPU
 
     step, now = 0, 0.0
 
@@ -82,9 +79,9 @@ def feed(shown, steps=(5, 10, 15, 20)):
     display.metrics("train", 160, 8.2, READING, "rank 5")
 
 
-def test_lines_and_bars(golden, monkeypatch):
+def test_lines_and_bars(golden):
     shown = {}
-    lines = Shown(monkeypatch=monkeypatch)
+    lines = Shown()
     feed(lines)
     stopped = {key: value for key, value in READING.items() if key != "top1"}
     slow = {"images_per_second": 3.26, "lr": 1e-4, "loss": float("nan")}
@@ -92,7 +89,7 @@ def test_lines_and_bars(golden, monkeypatch):
     lines.display.metrics("train", 1740, 88.98, {**READING, **slow, "memory_bytes": 250e9})
     shown["lines in a file"] = "\n".join(lines.said)
     for width in (40, 80, 120):
-        bar = Shown(width, bar=True, memory=85_017_493_504, monkeypatch=monkeypatch)
+        bar = Shown(width, bar=True, memory=85_017_493_504)
         frames = [bar.bar()]
         for _ in range(160):
             bar.display.advance()

@@ -1,29 +1,22 @@
-"""What a run shows when it starts: a golden text, and at most 12 lines for every recipe."""
+"""What a run shows when it starts: a golden text, and at most 11 lines for every recipe."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
-from torch import nn
 
 from largebatch.comm import Plan, Rule, Topology
-from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import build
-from largebatch.recipes.training import run as running
 from largebatch.recipes.training.screen.opening import WIDTH, show_opening
-from largebatch.recipes.training.trainer import Trainer
-from tests.recipes.runs import BASE, JOB, make
+from tests.recipes.runs import BASE
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
 
 
 def opened(name, *keys, ranks=1, per_node=1):
     """What a run shows when it starts, and the text of each line by its label."""
     run, made, topology, said = prepared(name, *SYNTHETIC, *keys, ranks=ranks, per_node=per_node)
-    memory = "about 11.2 GB of tensors on each rank"
-    show_opening(run, made, run.recipe.model_dump(), run.recipe.precision, topology, memory)
+    show_opening(run, made, run.recipe.model_dump(), run.recipe.precision, topology)
     lines = said[0].splitlines()
     assert all(line.startswith("  ") and line[13] == " " for line in lines[1:])
-    assert len(lines) <= 12
+    assert len(lines) <= 11
     return said[0], {line[2:14].strip(): line[14:] for line in lines[1:]}
 
 
@@ -62,7 +55,7 @@ def test_openings(golden, photos, tmp_path, monkeypatch):
     auto |= {"comm": {"algorithm": "auto"}, "data": {"backend": "auto"}}
     made = replace(made, plan=Plan.single("hierarchical"), changes=["data.path: another folder"])
     notices = ["optimizer.lr: scaled from 4 to 1", "a second notice"]
-    opening = auto, "bf16", topology, "", notices
+    opening = auto, "bf16", topology, notices
     show_opening(run, made, *opening, [])
     there = replace(made, resume_from=run.run_dir / "checkpoints" / "step-00000005")
     show_opening(replace(run, step=5), there, *opening, ["epochs: 2, was 1"])
@@ -119,47 +112,3 @@ def test_openings(golden, photos, tmp_path, monkeypatch):
         texts = (opened("digits", *base, *keys)[1][label] for keys in cases)
         shown[f"lines of the {label}"] = "\n".join(texts)
     golden("opening", shown)
-
-
-# --- the memory of a step -----------------------------------------------------------------------
-
-
-class Unfit(nn.Module):
-    """A network that cannot be counted, and says something."""
-
-    def forward(self, x):
-        print("forward")
-        return x * float(x.max().item())
-
-
-def test_the_memory_of_a_step_is_that_of_the_plan_for_the_stage_with_most_pixels(capfd):
-    """The copy of a model that exists counts as the one that ``largebatch plan`` builds."""
-    stages = "stages=[{from: 1ep, image_size: 48}, {from: 2ep, image_size: 16}]"
-    keys = ["epochs=3", "data.train_images=64", "data.eval_resize=48", stages, "ema.decay=0.9"]
-    keys += ["batch_norm.images=2", "device=cpu"]
-    run, made, *_ = prepared("digits", *SYNTHETIC, *BASE, *keys, ranks=2, per_node=2)
-    classes, phases = run.recipe.data.classes, run.timeline.phases
-    counter = build.memory_counter(run.recipe, classes, made.model)
-    assert not any(p.is_meta for p in run.model.parameters())  # the run's own model is untouched
-    planned = build.memory_counter(run.recipe, classes)
-    again = planned.count("bf16-master", 4, 48, ranks=2, accumulation=2)
-    assert counter.estimate("bf16-master", phases, 2) == again
-    assert again.too_large(None) == again.too_large(SimpleNamespace(total_memory=again.peak)) == ""
-    # There is none for a model that cannot be counted, and nothing is shown of that.
-    assert build.memory_counter(run.recipe, classes, Unfit()).estimate("fp32", phases, 1) is None
-    assert tuple(capfd.readouterr()) == ("", "")
-
-
-def test_a_step_larger_than_the_gpu_is_warned_of_in_one_line(photos, tmp_path, capsys, monkeypatch):
-    tiny = SimpleNamespace(name="NVIDIA Tiny", total_memory=1_000_000)
-    monkeypatch.setattr(running, "gpu_of", lambda device: tiny)
-    make(photos, tmp_path / "run")
-    output, warning = capsys.readouterr()
-    assert warning.startswith("largebatch: warning: micro_batch_size: 4 images need about ")
-    assert ", and NVIDIA Tiny has 1 MB; valid: fewer images" in warning
-    assert warning.count("\n") == 1
-    assert " of tensors on each rank, of 1 MB on the NVIDIA Tiny\n" in output
-    monkeypatch.setattr(build, "memory_counter", lambda *_: 1 / 0)  # not for a quiet run
-    keys = [*BASE, f"data.path={photos}", f"run_dir={tmp_path}/quiet"]
-    Trainer.of(load("digits", keys), JOB, quiet=True)
-    assert tuple(capsys.readouterr()) == ("", "")

@@ -25,7 +25,9 @@ BASE = [
 
 
 def counter(*keys, model=None):
-    return memory_counter(load("digits", [*BASE, *keys]).recipe, 10, model)
+    found = memory_counter(load("digits", [*BASE, *keys]).recipe, 10)
+    found.model = found.model if model is None else model
+    return found
 
 
 def layers():

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.watch import meters
-from largebatch.recipes.training.watch.memory import gpu_of
 from largebatch.recipes.training.watch.meters import (
     RankTimes,
     StragglerReport,
@@ -33,7 +32,6 @@ def test_memory_on_a_cpu_is_the_largest_resident_size_of_the_process():
     assert there >= before
     assert size < there < 2**40
     assert peak_memory_bytes(CPU) == pytest.approx(there, rel=0.1)  # it does not shrink again
-    assert gpu_of(CPU) is None
 
 
 def test_memory_on_a_gpu_is_the_peak_since_the_last_reading(monkeypatch):

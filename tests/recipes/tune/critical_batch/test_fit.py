@@ -58,38 +58,31 @@ def test_batches_that_cost_nothing_or_only_save_updates_have_one_end():
     assert (found.low, found.factor(8000, 4000)[2]) == (0, 2.0)
 
 
-def test_mlperf_obeys_the_law_within_7_percent():
+def test_mlperf_obeys_the_law_and_is_predicted_from_smaller_batches():
+    """One doubling within 7 %; five times the batch with the errors that REFERENCE states."""
     found = fit_epochs(MLPERF)
     assert found.determined
     assert found.low < 46_900 < found.high
     assert found.batch_size == pytest.approx(46_900, rel=0.01)
-
-
-@pytest.mark.parametrize(("largest", "error"), [(33_000, 0.07), (14_000, 0.18)])
-def test_mlperf_is_predicted_from_smaller_batches(largest, error):
-    """One doubling within 7 %; five times the batch with the errors that REFERENCE states."""
-    known = [point for point in MLPERF if point[0] <= largest]
-    found = fit_epochs(known)
-    at_known = [math.log(n / found.factor(b, known[0][0])[0]) for b, n in known]
-    first = math.exp(sum(at_known) / len(at_known))
-    for batch, epochs in MLPERF:
-        if batch > largest:
+    for largest, error in ((33_000, 0.07), (14_000, 0.18)):
+        known = [point for point in MLPERF if point[0] <= largest]
+        found = fit_epochs(known)
+        at_known = [math.log(n / found.factor(b, known[0][0])[0]) for b, n in known]
+        first = math.exp(sum(at_known) / len(at_known))
+        for batch, epochs in MLPERF[len(known) :]:
             factor, low, high = found.factor(batch, known[0][0])
             assert first * factor == pytest.approx(epochs, rel=error)
             assert low < factor < high
             assert first * factor > epochs or largest == 33_000
 
 
-@pytest.mark.parametrize(
-    ("observations", "message"),
-    [
+def test_runs_that_do_not_suffice_are_refused():
+    for observations, message in (
         (losses(300, batches=(64,)), "--batches: runs of 1 batch sizes"),
         (losses(300, batches=(64, 128), lengths=(4,)), "--epochs: 2 runs do not determine"),
-    ],
-)
-def test_runs_that_do_not_suffice_are_refused(observations, message):
-    with pytest.raises(RecipeError, match=message):
-        fit_losses(observations)
+    ):
+        with pytest.raises(RecipeError, match=message):
+            fit_losses(observations)
 
 
 def test_intervals_of_epochs_reach_to_the_law_of_steps_of_a_fixed_length():

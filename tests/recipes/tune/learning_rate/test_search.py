@@ -115,13 +115,6 @@ def test_each_trial_ends_for_the_reason_that_is_given(photos, tmp_path):
     assert sum(": diverged" in line for line in lines) == states(found).count("diverged")
 
 
-def test_a_warmup_that_the_run_does_not_hold_is_no_reason_to_fail(photos, tmp_path):
-    """The digits' own warm-up is 4 epochs long, and the search replaces it."""
-    found, fakes = run(photos, tmp_path, "epochs=2", "schedule.warmup=4ep", "batch_size=4")
-    assert {r.schedule.warmup.unit for r in fakes.made} == {"dur"}
-    assert load("digits", [*found.overrides, *found.best_overrides]).recipe.epochs == 2
-
-
 def test_a_search_goes_on_as_if_it_had_not_ended_and_repeats_nothing(photos, tmp_path):
     whole, _ = run(photos, tmp_path / "whole", runs=30.0)
     for number in (2, 29, 3):  # in the coarse stage and in the fine one
@@ -225,7 +218,9 @@ def test_trials_that_take_longer_than_expected_leave_the_best_so_far(photos, tmp
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def test_the_study_of_another_recipe_or_range_is_refused(study, photos):
+def test_the_study_of_another_recipe_or_range_is_refused_and_an_older_one_continued(
+    study, photos, tmp_path
+):
     out, keys = study[-1], ["seed=3", "optimizer.lr=40"]
     for overrides, options, words in (
         (["label_smoothing=0.2"], {}, "recipe.label_smoothing is now 0.2, was 0.1"),
@@ -236,21 +231,16 @@ def test_the_study_of_another_recipe_or_range_is_refused(study, photos):
             run(photos, out, *keys, *overrides, **options)
         assert words in str(caught.value)
         assert str(caught.value).endswith("valid: another folder")
-    _, fakes = run(photos, out, *keys, "run_dir=elsewhere")  # is no other recipe
-    assert fakes.made == []
-
-
-def test_the_study_of_an_earlier_version_is_continued(study, photos, tmp_path):
-    keys = ["seed=3", "optimizer.lr=40"]
-    shutil.copytree(study[-1], tmp_path, dirs_exist_ok=True)
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     journal = tmp_path / JOURNAL
     older = journal.read_text().replace('"verify":"decode",', "")
     assert older != journal.read_text()
     journal.write_text(older)
     with pytest.raises(RecipeError, match='verify is now "strict", was "decode"'):
         run(photos, tmp_path, *keys, "data.verify=strict")
-    _, fakes = run(photos, tmp_path, *keys)
-    assert fakes.made == []
+    for folder in (out, tmp_path):
+        _, fakes = run(photos, folder, *keys, "run_dir=elsewhere")  # is no other recipe
+        assert fakes.made == []
 
 
 def test_what_cannot_be_searched_is_refused_before_anything_is_written(photos, tmp_path):
@@ -308,14 +298,15 @@ def test_the_recipe_extends_the_given_one_and_the_numbers_are_json(study):
 
 
 def test_a_recipe_of_a_file_is_extended_by_its_path(photos, tmp_path):
-    base = tmp_path / "mine.yaml"
+    """Its own warm-up is longer than the run, and the search replaces it."""
+    base, out = tmp_path / "mine.yaml", tmp_path / "tuning" / "mine"
     base.write_text(f"extends: digits\noptimizer: {{lr: 2}}\ndata: {{path: {photos}}}\n")
-    out = tmp_path / "tuning" / "mine"
-    found, _ = run(photos, out, recipe=str(base), runs=3.0)
+    short = ["epochs=2", "schedule.warmup=4ep", "batch_size=4"]
+    found, fakes = run(photos, out, *short, recipe=str(base))
+    assert {r.schedule.warmup.unit for r in fakes.made} == {"dur"}
     assert "extends: ../../mine.yaml\n" in (out / "recipe.yaml").read_text()
     tuned = load(str(out / "recipe.yaml")).recipe
-    assert tuned.batch_size == 16
-    assert tuned.optimizer.lr == found.best.lr
+    assert (tuned.batch_size, tuned.epochs, tuned.optimizer.lr) == (4, 2, found.best.lr)
 
 
 def test_the_notes_say_how_far_the_neighbours_lie_behind_and_what_limits_the_result(
