@@ -43,13 +43,13 @@ def parse_yaml(content: str, loader: Any = None) -> Any:
     loader = loader or getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         found: Any = yaml.load(content, loader)
+        _check_keys(found)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise DamagedFileError(f"{line}{error.problem}") from None
-    except Exception as error:  # PyYAML has many for a value that is not of its tag
+    except Exception as error:  # PyYAML has many for a value that is not of its tag, or in itself
         problem = " ".join(str(error).split()) or type(error).__name__
         raise DamagedFileError(problem) from None
-    _check_keys(found)
     return found
 
 

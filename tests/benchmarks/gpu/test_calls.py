@@ -135,7 +135,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
     assert "no CUDA GPU; --dry" in refused(capsys, "--call", "a", "--copy", str(tmp_path))
     assert "--until must be above 0, not -1" in refused(capsys, "--dry", "--until", "-1")
     line = refused(capsys, "--dry", "--cifar10", "nowhere")
-    assert "--cifar10: no file or folder nowhere" in line
+    assert "--cifar10: no folder nowhere" in line
 
 
 def test_shapes_match_the_models():
