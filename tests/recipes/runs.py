@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
+from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.trainer import Trainer
 
 # A small network on the photos of conftest: 53 images to train on, 23 to evaluate.
@@ -52,6 +55,27 @@ def train(root, run_dir, *overrides):
     trainer = make(root, run_dir, *overrides)
     trainer.run()
     return weights(trainer)
+
+
+def refused(function, *arguments, kind=RecipeError, **options):
+    """The message of one line with which a call raises an error for the user."""
+    with pytest.raises(kind) as error:
+        function(*arguments, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def timeless(run_dir):
+    """A run's lines of metrics without what depends on the machine."""
+    return [
+        {k: v for k, v in line.items() if "second" not in k and k != "memory_bytes"}
+        for line in read_metrics(run_dir)
+    ]
+
+
+def checkpoints(run_dir):
+    """The steps of a run's checkpoints; there is nothing else beside them."""
+    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").iterdir())
 
 
 # How far apart two runs in `double_precision` may end that make the same updates with sums in

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.recipes.errors import RecipeError
+from largebatch.pipeline import DataError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.build import prepare
@@ -22,6 +22,7 @@ from tests.recipes.runs import (
     double_precision,
     largest_difference,
     make,
+    refused,
     weights,
 )
 
@@ -86,20 +87,22 @@ def test_three_ranks_then_two_then_three_make_the_updates_of_three(
 def test_a_batch_that_does_not_divide_is_refused_and_the_checkpoint_stays(photos, tmp_path):
     make(photos, tmp_path, "micro_batch_size=null", "stop_after=2").run()
     path = latest(tmp_path / "checkpoints")
-    on_three = Job(0, 3, 3, torch.device("cpu"))
-    here = [f"data.path={photos}", f"run_dir={tmp_path}", "micro_batch_size=null", *AGAIN]
-    loaded = load("digits", [*BASE, *here])
-    with pytest.raises(RecipeError) as error:
-        prepare(loaded, on_three, run_place(loaded, ""))
-    assert str(error.value) == (
+
+    def prepared(ranks, *keys):
+        here = [f"data.path={photos}", f"run_dir={tmp_path}", "micro_batch_size=null"]
+        loaded = load("digits", [*BASE, *here, *keys])
+        return prepare(loaded, Job(0, ranks, ranks, torch.device("cpu")), run_place(loaded, ""))
+
+    assert refused(prepared, 3, *AGAIN) == (
         "batch_size: 16 does not divide into equal shares on 3 ranks; "
         "valid: a multiple of 3, such as 15, or 2 ranks"
     )
+    with pytest.raises(DataError, match=r"micro_batch_size 16, now it is 8; resume.reshard=true"):
+        prepared(2, AGAIN[0])
     assert read_state(path)["step"] == 2
-    changes = prepare(loaded, Job(0, 2, 2, torch.device("cpu")), run_place(loaded, "")).changes
     shape = "now 8 images x 1 accumulated x 2 ranks, was 16 images x 1 accumulated x 1 ranks"
     norm = "batch norm now over 8 images, was over 16: expect other losses"
-    assert changes[0] == f"a global batch is {shape}; {norm}"
+    assert prepared(2, *AGAIN).changes[0] == f"a global batch is {shape}; {norm}"
 
 
 @given(st.integers(1, 12), st.integers(1, 60), st.integers(1, 300))

@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load as load_recipe
 from largebatch.recipes.training.folder import checkpoint
@@ -37,9 +36,8 @@ from largebatch.recipes.training.folder.tensor_files import (
 )
 from largebatch.recipes.training.folder.weights import read_weights
 from tests.ranks import run_ranks
-from tests.recipes.runs import make
+from tests.recipes.runs import JOB, make, refused
 
-JOB = Job(0, 1, 1, torch.device("cpu"))
 STATE = {"loader": {"position": 5}, "precision": {}, "recipe": {}}
 
 
@@ -55,18 +53,26 @@ def saved(tmp_path, parts):
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank-0.pt", "state.json"])
-@pytest.mark.parametrize("content", [None, b"{}", "cut"])
-def test_missing_cut_and_other_files_are_named(saved, parts, name, content):
-    path = saved / name
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-9] if content == "cut" else content)
-    with pytest.raises(RecipeError) as error:
-        load(saved, *parts, JOB)
-    assert str(error.value).startswith(f"resume.from: {saved} is damaged: ")
-    assert name in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_file_that_is_missing_cut_another_or_has_a_flipped_bit_is_named(saved, parts, name):
+    path, generator = saved / name, random.Random(0)
+    whole = path.read_bytes()
+
+    def flipped():
+        content = bytearray(whole)
+        place = generator.randrange(8 * len(content))
+        content[place // 8] ^= 1 << place % 8
+        return content
+
+    for content in (None, whole[:-9], b"{}", *(flipped() for _ in range(40))):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        checkpoint._verified.clear()
+        message = refused(load, saved, *parts, JOB)
+        assert message.startswith(f"resume.from: {saved} is damaged: ")
+        assert name in message
+    path.write_bytes(whole)
+    read_state(saved)
 
 
 def test_an_incomplete_checkpoint_is_replaced(saved, parts):
@@ -77,22 +83,6 @@ def test_an_incomplete_checkpoint_is_replaced(saved, parts):
     load(saved, *parts, JOB)
     assert json.loads((saved / "state.json").read_text())["step"] == 3
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-
-
-@pytest.mark.parametrize("name", ["model.pt", "rank-0.pt", "state.json"])
-def test_every_flipped_bit_is_found(saved, name):
-    whole, generator = (saved / name).read_bytes(), random.Random(0)
-    for _ in range(40):
-        content = bytearray(whole)
-        place = generator.randrange(8 * len(content))
-        content[place // 8] ^= 1 << place % 8
-        (saved / name).write_bytes(content)
-        checkpoint._verified.clear()
-        with pytest.raises(RecipeError, match=r"resume.from: .* is damaged: ") as error:
-            read_state(saved)
-        assert "\n" not in str(error.value)
-    (saved / name).write_bytes(whole)
-    read_state(saved)
 
 
 def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
@@ -114,9 +104,7 @@ def test_the_newest_intact_checkpoint_is_found(tmp_path, parts):
     for step in (20, 100):
         (tmp_path / f".step-{step:08d}.old").rename(tmp_path / f"step-{step:08d}")
     (paths[0] / "state.json").write_text("{")
-    with pytest.raises(RecipeError) as error:
-        newest_intact(tmp_path)
-    message = str(error.value)
+    message = refused(newest_intact, tmp_path)
     assert message.startswith(f"resume.from: no checkpoint in {tmp_path} can be used: {paths[2]} ")
     assert message.endswith("valid: another checkpoint, resume=PATH, or another run_dir")
     assert message.count("is damaged") == 3
@@ -146,8 +134,9 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_not_damaged(saved, monkeypa
         raise OSError(errno.EIO, "Input/output error", file.name)
 
     monkeypatch.setattr(hashlib, "file_digest", failing)
-    with pytest.raises(RecipeError, match=r"model.pt cannot be read: Input/output error; val"):
-        newest_intact(saved.parent)
+    assert "model.pt cannot be read: Input/output error; val" in refused(
+        newest_intact, saved.parent
+    )
 
 
 class Command:
@@ -170,56 +159,37 @@ def trap(tmp_path):
     return path
 
 
-def sealed(folder):
-    """Give a folder that was changed on purpose the digests of what it holds."""
-    content = json.loads((folder / "state.json").read_text())
-    del content["sha256"]
-    content["files"] = {name: facts_of(folder / name) for name in content["files"]}
-    write_state(folder, content)
-
-
-def changed(**parts):
-    """Return what gives the common part of a checkpoint another content."""
-
-    def change(folder, trap):
-        content = torch.load(folder / "model.pt", weights_only=True)
-        made = {name: part(trap) if callable(part) else part for name, part in parts.items()}
-        torch.save(content | made, folder / "model.pt")
-
-    return change
-
-
-def no_dictionary(folder, trap):
-    torch.save([1], folder / "model.pt")
-
-
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harmed", "words"),
     [
-        (changed(optimizer=Command), "model.pt holds an object that is not plain data"),
-        (no_dictionary, "model.pt holds a list, not a dictionary"),
+        (
+            lambda content, trap: {**content, "optimizer": Command(trap)},
+            "model.pt holds an object that is not plain data",
+        ),
+        (lambda content, trap: [1], "model.pt holds a list, not a dictionary"),
     ],
 )
-def test_what_a_hostile_file_holds_is_refused(saved, parts, trap, harm, words):
-    harm(saved, trap)
-    sealed(saved)  # whoever makes such a folder makes its digests too
-    with pytest.raises(RecipeError) as error:
-        load(saved, *parts, JOB)
-    assert str(error.value).startswith(f"resume.from: {saved} is damaged: {words}")
-    assert "; valid: another" in str(error.value)
-    with pytest.raises(RecipeError) as error:
-        read_weights(saved)
-    assert str(error.value).startswith(f"init.from: {saved} is damaged: {words}")
+def test_what_a_hostile_file_holds_is_refused(saved, parts, trap, harmed, words):
+    content = torch.load(saved / "model.pt", weights_only=True)
+    torch.save(harmed(content, trap), saved / "model.pt")
+    # Whoever makes such a folder makes its digests too.
+    state = json.loads((saved / "state.json").read_text())
+    del state["sha256"]
+    state["files"] = {name: facts_of(saved / name) for name in state["files"]}
+    write_state(saved, state)
+    message = refused(load, saved, *parts, JOB)
+    assert message.startswith(f"resume.from: {saved} is damaged: {words}")
+    assert "; valid: another" in message
+    of_weights = refused(read_weights, saved)
+    assert of_weights.startswith(f"init.from: {saved} is damaged: {words}")
     assert not trap.exists()
 
 
 @pytest.mark.parametrize("other", [nn.Linear(20, 21), nn.Linear(20, 20, bias=False)])
 def test_a_checkpoint_of_another_model_is_refused(saved, other):
     optimizer = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)
-    with pytest.raises(
-        RecipeError, match=r"is of another model: the shape of bias is \[20\] there"
-    ):
-        load(saved, other, optimizer, JOB)
+    message = refused(load, saved, other, optimizer, JOB)
+    assert "is of another model: the shape of bias is [20] there" in message
 
 
 class Odd:
@@ -257,8 +227,8 @@ def test_only_plain_data_can_be_stored(tmp_path, content, odd):
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.state[model.weight] = content
-    with pytest.raises(RecipeError, match=f"optimizer.name: the optimizer keeps a {odd} in its st"):
-        Checkpoints(tmp_path, JOB).write(1, model, optimizer, STATE)
+    message = refused(Checkpoints(tmp_path, JOB).write, 1, model, optimizer, STATE)
+    assert f"optimizer.name: the optimizer keeps a {odd} in its state" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -288,10 +258,8 @@ def test_an_optimizer_that_cannot_be_stored_is_refused_before_training(
     photos, tmp_path, kind, words
 ):
     name = f"{__name__}:{kind.__name__}"
-    with pytest.raises(RecipeError, match=words) as error:
-        make(photos, tmp_path / "run", f"optimizer.name={name}")
-    assert name in str(error.value)
-    assert "\n" not in str(error.value)
+    message = refused(make, photos, tmp_path / "run", f"optimizer.name={name}")
+    assert f": {name} {words}" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -302,16 +270,14 @@ def on_ranks(folder, new, anywhere):
     job = Job(rank, 2, 2, torch.device("cpu"))
     model = nn.Linear(20, 20)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with pytest.raises(RecipeError) as unloaded:
-        load(folder.parent / "elsewhere" if rank else folder, model, optimizer, job)
+    unloaded = refused(load, folder.parent / "elsewhere" if rank else folder, model, optimizer, job)
     checkpoint._verified.clear()
     with mock.patch.object(checkpoint, "facts_of", wraps=checkpoint.facts_of) as verified:
         place = agreed_place(new, job)
         load(place.resume_from, model, optimizer, job)
-    with pytest.raises(RecipeError) as placeless:
-        agreed_place(anywhere, Job(rank, 2, 1, torch.device("cpu")))
+    placeless = refused(agreed_place, anywhere, Job(rank, 2, 1, torch.device("cpu")))
     loaded = place.resume_from == folder, place.saved["step"], verified.call_count
-    return str(unloaded.value), loaded, str(placeless.value)
+    return unloaded, loaded, placeless
 
 
 @pytest.mark.slow("two ranks, each a process that imports torch")

@@ -1,7 +1,6 @@
 """resnet50-jia-b65536 runs the paper's whole system: precision, all-reduce, decay and gamma."""
 
 import os
-from collections import Counter
 from unittest import mock
 
 import pytest
@@ -9,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from largebatch.comm import Plan, Rule, Topology, execute
+from largebatch.comm import Plan, Rule, Topology
+from largebatch.recipes.models.build import residual_blocks
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training import build
+from largebatch.recipes.training import build, run
 from largebatch.recipes.training.trainer import Trainer
 from tests.ranks import run_ranks
 
@@ -27,24 +27,8 @@ SMALL = [
 CPU = torch.device("cpu")
 
 
-def reductions(trainer):
-    """How often the hook ran each algorithm, by name, ranks in its groups, and dtype sent."""
-    called = Counter()
-    original = execute._phases_in_dtype
-
-    def noted(algorithm, tensor, dtype, topology):
-        groups = topology.groups.intra, topology.groups.inter
-        ranks = tuple(tuple(dist.get_process_group_ranks(group)) for group in groups if group)
-        called[algorithm.name, ranks, dtype] += 1
-        return original(algorithm, tensor, dtype, topology)
-
-    with mock.patch.object(execute, "_phases_in_dtype", noted):
-        trainer.run()
-    return called
-
-
 def run_on_layouts(folder):
-    """What reduces the flagship's gradients, by the layout of four ranks."""
+    """By which plan and over which nodes four ranks reduce the flagship's gradients, by layout."""
     rank = dist.get_rank()
     job = Job(rank, 4, 4, CPU)
     found = {}
@@ -55,8 +39,11 @@ def run_on_layouts(folder):
     ):
         os.environ["GROUP_RANK"] = str(node)
         overrides = [*SMALL, *keys, f"run_dir={folder}/{layout}"]
-        trainer = Trainer.of(load(NAME, overrides), job, quiet=True)
-        found[layout] = reductions(trainer)
+        with mock.patch.object(run, "data_parallel", wraps=run.data_parallel) as reduces:
+            trainer = Trainer.of(load(NAME, overrides), job, quiet=True)
+        _, _, plan, topology = reduces.call_args.args
+        found[layout] = plan.rules[0].algorithm, topology.nodes
+        trainer.run()
         for name, value in trainer.model.named_parameters():
             first = value.detach().clone()
             dist.broadcast(first, 0)
@@ -66,14 +53,12 @@ def run_on_layouts(folder):
 
 @pytest.mark.slow("trains on four ranks, in three layouts")
 def test_the_nodes_choose_the_all_reduce_that_runs(tmp_path):
-    # Batch norms are in FP32 and have buckets of their own.
-    half, single = torch.float16, torch.float32
-    for rank, found in enumerate(run_ranks(4, run_on_layouts, tmp_path)):
-        ranks = [(0, 1), (2, 3)][rank // 2], (rank % 2, rank % 2 + 2)
-        assert found["2 x 2"].keys() == {("hierarchical", ranks, d) for d in (half, single)}
-        ranks = [((0, 1, 2), (0, 3)), ((0, 1, 2),), ((0, 1, 2),), ((0, 3),)][rank]
-        assert found["3 + 1"].keys() == {("leader", ranks, d) for d in (half, single)}
-        assert not found["one node"]  # the back end's own all-reduce
+    found = {
+        "2 x 2": ("hierarchical", ((0, 1), (2, 3))),
+        "3 + 1": ("leader", ((0, 1, 2), (3,))),
+        "one node": ("ring", ((0, 1, 2, 3),)),
+    }
+    assert run_ranks(4, run_on_layouts, tmp_path) == [found] * 4
 
 
 @pytest.mark.parametrize(
@@ -96,25 +81,16 @@ def test_auto_depends_on_the_nodes(nodes, algorithm):
 def test_precision_decay_and_gamma_are_the_papers(tmp_path):
     trainer = Trainer.of(load(NAME, [*SMALL, f"run_dir={tmp_path}"]), Job(0, 1, 1, CPU), quiet=True)
     assert trainer.precision.name == "fp16-master"
-    norms = {n: m for n, m in trainer.model.named_modules() if isinstance(m, _BatchNorm)}
-    blocks = {name.rpartition(".")[0] for name in norms if name.startswith("layer")}
-    blocks = {name for name in blocks if not name.endswith("downsample")}
-    last = {max(n for n in norms if n.startswith(block + ".bn")) for block in blocks}
-    assert {name for name, norm in norms.items() if not norm.weight.any()} == last
+    norms = {m for m in trainer.model.modules() if isinstance(m, _BatchNorm)}
+    last = set(residual_blocks(trainer.model).values())
+    assert {norm for norm in norms if not norm.weight.any()} == last
     assert len(last) >= 2
-    of_norms = {id(p) for m in norms.values() for p in m.parameters()}
-    parameters = dict(trainer.model.named_parameters())
-    exempt = of_norms | {id(p) for name, p in parameters.items() if name.endswith("bias")}
-    decays = {}
+    of_norms = {p for norm in norms for p in norm.parameters()}
     for group in trainer.optimizer.param_groups:
-        decays |= {id(p): (group["weight_decay"], group["adapt"]) for p in group["params"]}
-    assert trainer.run()["step"] == 1
-    for name, p in parameters.items():
-        assert decays[id(p)] == ((0.0, False) if id(p) in exempt else (1e-4, True)), name
-        assert p.dtype == (torch.float32 if id(p) in of_norms else torch.float16), name
-    masters = [s["master"] for s in trainer.optimizer.state.values() if "master" in s]
-    assert masters
-    assert all(master.dtype == torch.float32 for master in masters)
+        for name, p in zip(group["param_names"], group["params"], strict=True):
+            exempt = p in of_norms or name.endswith("bias")
+            decay = (0.0, False) if exempt else (1e-4, True)
+            assert (group["weight_decay"], group["adapt"]) == decay, name
 
 
 def test_a_given_plan_comes_before_the_nodes(tmp_path):

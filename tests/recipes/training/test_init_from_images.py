@@ -1,13 +1,10 @@
 """Weights that a model computes from training images before the first step."""
 
-import pytest
 import torch
 
-from largebatch.pipeline import DataError, Loader
-from largebatch.recipes.errors import RecipeError
+from largebatch.pipeline import Loader
 from largebatch.recipes.models.airbench import Airbench
 from largebatch.recipes.training import initial_weights
-from tests.ranks import run_ranks
 from tests.recipes.runs import make, train, weights
 
 AIRBENCH = [
@@ -66,30 +63,3 @@ def test_the_first_layer_is_not_trained(photos, tmp_path):
     assert torch.equal(first["whiten.weight"], before["whiten.weight"])
     assert not torch.equal(first["whiten.bias"], before["whiten.bias"])
     assert not torch.equal(first["fc.weight"], before["fc.weight"])
-
-
-def start_on_a_rank(photos, tmp_path):
-    return weights(make(photos, tmp_path, *AIRBENCH))["whiten.weight"]
-
-
-@pytest.mark.slow("two ranks, each a process that imports torch")
-def test_all_ranks_start_from_the_same_weights(photos, tmp_path):
-    one, other = run_ranks(2, start_on_a_rank, photos, tmp_path)
-    assert torch.equal(one, other)
-    assert one.abs().max() > 0
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ([*AIRBENCH, "init.images=null"], "airbench sets weights from training images; valid: "),
-        ([*AIRBENCH, "init.images=53"], "53 of 53 training images; valid: below 53"),
-        (["init.images=40"], "test_resnet has no method init_from_images; valid: null, or a model"),
-        (["init.images=4", "init.from=x"], "init.from has all weights already; vali"),
-    ],
-)
-def test_a_model_and_its_images_must_fit(photos, tmp_path, keys, message):
-    with pytest.raises((RecipeError, DataError)) as error:
-        make(photos, tmp_path / "run", *keys)
-    assert f"init.images: {message}" in str(error.value)
-    assert not (tmp_path / "run").exists()

@@ -13,8 +13,7 @@ from largebatch.recipes.training.folder.lock import heartbeat, locked, this_proc
 from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.folder.names import LOCK
 from tests.ranks import CONTEXT
-from tests.recipes.runs import make
-from tests.recipes.training.test_resume import checkpoints
+from tests.recipes.runs import checkpoints, make, refused
 
 ELSEWHERE = {"machine": "elsewhere", "process": 7, "started": "1", "boot": "x", "namespace": "y"}
 
@@ -33,23 +32,20 @@ def left(folder, **changes):
     return folder / LOCK
 
 
-def refused(folder):
-    with pytest.raises(RecipeError) as error, locked(folder):
-        pass
-    return str(error.value)
+def kept_out(folder):
+    """The message for a run that may not write into a folder."""
+    return refused(locked(folder).__enter__)
 
 
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
-    with locked(tmp_path) as held:
-        assert held.notice == ""
-        assert not held.is_lost
-        message = refused(tmp_path)
-        assert f"run_dir: {tmp_path} is in use by process {os.getpid()} of " in message
-        assert "; valid: another run_dir, or this one" in message
-        assert "\n" not in message
-    assert list(tmp_path.iterdir()) == []
-    with locked(tmp_path):
-        pass
+    for _ in range(2):
+        with locked(tmp_path) as held:
+            assert held.notice == ""
+            assert not held.is_lost
+            message = kept_out(tmp_path)
+            assert f"run_dir: {tmp_path} is in use by process {os.getpid()} of " in message
+            assert "; valid: another run_dir, or this one" in message
+        assert list(tmp_path.iterdir()) == []
 
 
 def hold(folder, held):
@@ -64,7 +60,7 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_over(tmp_path):
     process = CONTEXT.Process(target=hold, args=(tmp_path, held))
     process.start()
     assert held.wait(60)
-    assert "is in use by process" in refused(tmp_path)
+    assert "is in use by process" in kept_out(tmp_path)
     process.kill()
     process.join()
     with locked(tmp_path) as taken:
@@ -85,7 +81,7 @@ def test_another_machine_counts_as_gone_only_without_a_sign_of_life(
     path = left(tmp_path)
     os.utime(path, (2e9 + beat, 2e9 + beat))
     times.sleep = lambda _: os.utime(path, (2e9 + beat + 1, 2e9 + beat + 1))
-    assert "process 7 of elsewhere; valid: another" in refused(tmp_path)
+    assert "process 7 of elsewhere; valid: another" in kept_out(tmp_path)
     os.utime(path, (2e9 + beat, 2e9 + beat))
     times.sleep = lambda seconds: clock.__setitem__(0, clock[0] + seconds)
     with locked(tmp_path, said.append) as taken:
@@ -110,7 +106,7 @@ def test_a_process_that_cannot_be_looked_for_is_judged_by_its_heartbeat(tmp_path
     if changes is None:
         path.write_text("{")  # as one that is being written
     with heartbeat(path, 0.1):
-        assert "is in use by " in refused(tmp_path)
+        assert "is in use by " in kept_out(tmp_path)
     os.utime(path, (1, 1))
     with locked(tmp_path) as taken:
         assert taken.notice.endswith(" is taken over: it has ended")
@@ -139,7 +135,7 @@ def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkey
 
     monkeypatch.setattr(run_lock, "_check_ended", overtaken)
     with heartbeat(path, 0.1):
-        assert "process 7 of quicker" in refused(tmp_path)
+        assert "process 7 of quicker" in kept_out(tmp_path)
     assert json.loads(path.read_text())["machine"] == "quicker"
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]
 
@@ -174,23 +170,24 @@ def test_one_of_many_processes_gets_a_lock_that_was_left(tmp_path):
 RUN = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "evaluate_every=null")
 
 
-def test_two_runs_do_not_share_a_folder(photos, tmp_path):
-    run = tmp_path / "run"
-    first = make(photos, run, *RUN)
-    second = make(photos, run, *RUN)
-    seen = []
+def test_a_run_keeps_others_out_and_ends_where_its_lock_is_taken_over(photos, tmp_path):
+    """It leaves the folder as it is."""
+    first, second = make(photos, tmp_path, *RUN), make(photos, tmp_path, *RUN)
+    begin = first.callbacks.step_begin
 
-    def meanwhile(step):
+    def step_begin(step):
         if step == 3:
-            with pytest.raises(RecipeError, match="is in use by process"):
-                second.run()
-            seen.append(step)
+            assert "is in use by process" in refused(second.run)
+        if step == 5:
+            left(tmp_path)
+        begin(step)
 
-    first.callbacks.step_begin = meanwhile
-    first.run()
-    assert seen == [3]
-    assert not (run / LOCK).exists()
-    steps = [line["step"] for line in read_metrics(run) if line["split"] == "train"]
+    first.callbacks.step_begin = step_begin
+    message = refused(first.run, kind=StorageError)
+    assert f"another process has taken {tmp_path} over" in message
+    assert checkpoints(tmp_path) == [2, 4]
+    assert json.loads((tmp_path / LOCK).read_text())["machine"] == "elsewhere"
+    steps = [line["step"] for line in read_metrics(tmp_path) if line["split"] == "train"]
     assert steps == sorted({*steps})
 
 
@@ -198,34 +195,13 @@ def test_a_run_that_was_trained_on_meanwhile_is_not_resumed_from_the_past(photos
     make(photos, tmp_path, *RUN, "stop_after=2").run()
     late = make(photos, tmp_path, *RUN, "resume=true")
     make(photos, tmp_path, *RUN, "resume=true", "stop_after=4").run()
-    with pytest.raises(
-        RecipeError,
-        match="was trained on while this run started; valid: the same c",
-    ):
-        late.run()
+    assert "was trained on while this run started; valid: the same c" in refused(late.run)
     again = make(photos, tmp_path, *RUN, "resume=true")
     assert again.step == 4
     again.run()
 
 
-def test_a_run_whose_lock_was_taken_over_ends_and_leaves_the_folder(photos, tmp_path):
-    trainer = make(photos, tmp_path, *RUN)
-    begin = trainer.callbacks.step_begin
-
-    def step_begin(step):
-        if step == 3:
-            left(tmp_path)
-        begin(step)
-
-    trainer.callbacks.step_begin = step_begin
-    with pytest.raises(StorageError, match=r"another process has taken .* over"):
-        trainer.run()
-    assert checkpoints(tmp_path) == [2]
-    assert (tmp_path / LOCK).exists()
-
-
 def test_a_folder_with_checkpoints_is_not_begun_anew(photos, tmp_path):
     (tmp_path / "checkpoints/step-00000002").mkdir(parents=True)
     (tmp_path / "checkpoints/step-00000002/state.json").touch()
-    with pytest.raises(RecipeError, match="already holds a run"):
-        make(photos, tmp_path, *RUN)
+    assert "already holds a run" in refused(make, photos, tmp_path, *RUN)

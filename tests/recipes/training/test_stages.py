@@ -9,8 +9,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from largebatch.recipes.commands.tree import app
-from largebatch.recipes.errors import RecipeError
-from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
 from tests.recipes.runs import (
@@ -21,29 +19,19 @@ from tests.recipes.runs import (
     double_precision,
     largest_difference,
     make,
+    refused,
     train,
     weights,
 )
 
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
-# 53 images: 3 steps of 16, then of 32 to epoch 2, then of 8, with a larger micro-batch.
-STAGES = (
-    "stages=[{from: 1ep, batch_size: 32, lr: linear}, "
-    "{from: 2ep, batch_size: 8, micro_batch_size: 8, lr: sqrt}]"
-)
+# 53 images: 3 steps of 16, then of 32 to epoch 2, then of 8.
+STAGES = "stages=[{from: 1ep, batch_size: 32, lr: linear}, {from: 2ep, batch_size: 8, lr: sqrt}]"
 RUN = [STAGES, "epochs=3", "optimizer.lr=0.2", "log_every=1", "schedule.start=0.05"]
 BATCHES = [16] * 3 + [32] * 2 + [8] * 6
 FACTORS = [1] * 3 + [2] * 2 + [1] * 6
 SGD = ["optimizer.name=sgd", "optimizer.nesterov=true", "optimizer.weight_decay=1e-2"]
-
-
-@pytest.fixture(scope="module")
-def whole(photos, tmp_path_factory):
-    """A run through the stages, checkpointed after each step, and its weights."""
-    folder = tmp_path_factory.mktemp("whole")
-    keep = ("checkpoint.every=1", "checkpoint.keep=99")
-    return folder, train(photos, folder, *RUN, *keep)
 
 
 def rate(step):
@@ -56,23 +44,21 @@ def rate(step):
     return FACTORS[step] * (end + (0.2 - end) * (1 - (images - rise) / (160 - rise)) ** 2)
 
 
-def test_batches_learning_rates_and_epochs_agree(whole):
-    lines = [line for line in read_metrics(whole[0]) if line["split"] == "train"]
+def test_batches_learning_rates_and_epochs_agree_also_after_a_resume(photos, tmp_path):
+    folder = tmp_path / "whole"
+    trained = train(photos, folder, *RUN, "checkpoint.every=1", "checkpoint.keep=99")
+    lines = [line for line in read_metrics(folder) if line["split"] == "train"]
     assert [line["batch_size"] for line in lines] == BATCHES
     assert [line["lr"] for line in lines] == pytest.approx([rate(s) for s in range(11)])
     images = [sum(BATCHES[: s + 1]) for s in range(11)]
     assert [line["epoch"] for line in lines] == [round(n / 53, 4) for n in images]
     counted = [line["images_per_second"] * line["seconds"] for line in lines]
     assert counted == pytest.approx(BATCHES)
-    evaluated = [line["step"] for line in read_metrics(whole[0]) if line["split"] == "val"]
+    evaluated = [line["step"] for line in read_metrics(folder) if line["split"] == "val"]
     assert evaluated == [4, 5, 11]  # the first steps past epochs 1 and 2, at 80 and 112 images
-
-
-@pytest.mark.parametrize("step", [2, 5])  # before and at a change; between them on ranks
-def test_a_run_resumes_bit_for_bit_across_a_change_of_batch(photos, tmp_path, whole, step):
-    folder, trained = whole
-    checkpoint = folder / "checkpoints" / f"step-{step:08d}"
-    assert_same(train(photos, tmp_path, *RUN, f"resume={checkpoint}"), trained)
+    for step in (2, 5):  # before and at a change; between them on ranks
+        checkpoint = folder / "checkpoints" / f"step-{step:08d}"
+        assert_same(train(photos, tmp_path / f"{step}", *RUN, f"resume={checkpoint}"), trained)
 
 
 def test_updates_are_those_of_plain_sgd_on_whole_batches(photos, tmp_path):
@@ -119,8 +105,6 @@ def test_images_are_evaluated_at_the_size_of_the_last_stage(photos, tmp_path, ca
     output = capsys.readouterr().out
     assert ", 32 pixels, 28 in val\n" in output
     assert "\n  stages      24 pixels from 1ep; 36 pixels from 2ep\n" in output
-    with pytest.raises(RecipeError, match=r"data.eval_resize: 35 is smaller .* valid: at least 36"):
-        make(photos, tmp_path, stages, "data.eval_resize=35")
 
 
 def test_two_ranks_make_the_same_updates_as_one(photos, tmp_path):
@@ -133,7 +117,6 @@ def test_two_ranks_make_the_same_updates_as_one(photos, tmp_path):
 
 def on_ranks(root, folder, *keys):
     """With batch 8, each rank has 4 images; a run resumed in one stage continues into the next."""
-    keys = [key.replace("micro_batch_size: 8", "micro_batch_size: 4") for key in keys]
     with double_precision():
         trained = train(root, folder / "2", *keys, "checkpoint.every=4", "checkpoint.keep=9")
         checkpoint = folder / "2" / "checkpoints" / "step-00000004"
@@ -170,31 +153,10 @@ def test_future_stages_may_change_on_resume_and_past_ones_may_not(photos, tmp_pa
     stopped = (*RUN, "stop_after=4")
     train(photos, tmp_path, *stopped)
     before = f"resume={next(iter((tmp_path / 'checkpoints').iterdir()))}"
-    with pytest.raises(RecipeError, match=r"stages: .* other batch sizes before step 4; valid"):
-        make(photos, tmp_path / "a", *RUN, before, STAGES.replace("1ep", "2"))
+    message = refused(make, photos, tmp_path / "a", *RUN, before, STAGES.replace("1ep", "2"))
+    assert message.startswith("stages: ")
+    assert "was written with other batch sizes before step 4; valid" in message
     capsys.readouterr()
     later = STAGES.replace("2ep, batch_size: 8", "2.5ep, batch_size: 16")
     assert make(photos, tmp_path / "b", *RUN, before, later).run()["step"] == 7
     assert "stages is now " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ("{from: 1ep, batch_size: 512}", "0.lr: needed with batch_size; valid: keep, linear"),
-        ("{from: 1ep, image_size: 64, lr: keep}", "0.lr: only with batch_size; valid"),
-        ("{from: 1ep}", "0.from: nothing changes there; valid: add image_size, batch_size or"),
-        ("{from: 0ep, image_size: 64}", "0.from: must be longer than 0ep"),
-        ("{from: 1ep, batchsize: 512}", "0.batchsize'; did you mean 'stages.0.batch"),
-        ("{image_size: 64}", "0.from: missing; it has no default"),
-        (
-            "{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 96, lr: keep}",
-            "1.micro_batch_size: 64 does not divide batch_size 96; valid: a divisor, such as 48",
-        ),
-    ],
-)
-def test_invalid_stages_are_refused_in_one_line(stages, message):
-    with pytest.raises(RecipeError) as error:
-        load("digits", [f"stages=[{stages}]"])
-    assert f"stages.{message}" in str(error.value)
-    assert "\n" not in str(error.value)

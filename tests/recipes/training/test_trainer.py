@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
@@ -18,6 +17,7 @@ from tests.recipes.runs import (
     double_precision,
     largest_difference,
     make,
+    refused,
     train,
 )
 
@@ -64,8 +64,6 @@ def test_trust_ratios_are_written_when_asked(photos, tmp_path):
     assert all(lines[-1][name] == [pytest.approx(last[name])] * 3 for name in adapting)
     train(photos, tmp_path / "without")
     assert all(line["split"] != "trust_ratio" for line in read_metrics(tmp_path / "without"))
-    with pytest.raises(RecipeError, match=r"trust_ratios_every: sgd has no trust ratios; valid"):
-        make(photos, tmp_path / "sgd", "optimizer.name=sgd", "trust_ratios_every=3")
 
 
 def refused_on_ranks(root, other, run_dir):
@@ -77,9 +75,7 @@ def refused_on_ranks(root, other, run_dir):
         ("nowhere" if rank else root, "seed=0"),
         (root, "micro_batch_size=16"),
     ):
-        with pytest.raises(RecipeError) as error:
-            make(data, run_dir, key)
-        messages.append(str(error.value))
+        messages.append(refused(make, data, run_dir, key))
     return messages
 
 
@@ -130,35 +126,15 @@ def test_the_files_of_a_finished_run(photos, tmp_path):
     assert summary["versions"]["torch"] == torch.__version__.partition("+")[0]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.path=nowhere"], "data.path: no folder nowhere; it must hold train/<class>/"),
-        (["epochs=0.1"], "epochs: 0.1 is less than one step; valid: at least 0.302"),
-        (["stop_after=0.01ep"], "stop_after: 0.01ep is less than one step"),
-        (["schedule.warmup=3ep"], r"warmup: 3ep \(10 steps\) is longer than the run, 2 epochs"),
-        (["comm.algorithm=null", "comm.plan=no.json"], "plan no.json: No such file"),
-        (["resume=no/such"], "resume.from: no/such is not a checkpoint"),
-        (["data.backend=dali-gpu"], "dali-gpu needs a CUDA device"),
-    ],
-)
-def test_an_unfit_recipe_is_refused_before_anything_is_written(
-    photos, tmp_path, overrides, message
-):
-    with pytest.raises(RecipeError, match=message):
-        make(photos, tmp_path / "run", *overrides)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_folder_that_cannot_be_created_is_refused(photos, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecipeError, match=r"run_dir: .* cannot be created: Not a directory"):
-        train(photos, tmp_path / "file" / "run")
+    run = tmp_path / "file" / "run"
+    assert f"run_dir: {run} cannot be created: Not a directory" in refused(train, photos, run)
 
 
 def test_a_run_is_not_overwritten(photos, tmp_path):
     train(photos, tmp_path, "stop_after=2")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with pytest.raises(RecipeError, match=r"already holds a run; valid: resume=true to continue"):
-        make(photos, tmp_path)
+    message = refused(make, photos, tmp_path)
+    assert "already holds a run; valid: resume=true to continue" in message
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

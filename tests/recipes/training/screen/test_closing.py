@@ -87,6 +87,9 @@ def test_closings(golden):
         file.write(json.dumps({**LINES[-1], "top5": 90.0, "ema_top1": 52.0}) + "\n")
     close("finished, an average is better, and it waited for its data", "finished", run, total,
           input_advice=ADVICE)  # fmt: skip
+    resnet9 = run.recipe.model.model_copy(update={"name": "resnet9"})
+    ours = replace(run, recipe=run.recipe.model_copy(update={"model": resnet9}))
+    assert "--to safetensors" in next_commands("finished", ours, facts)[1]
     close("stopped without a checkpoint", "stopped", run, 9)
     (run.run_dir / "checkpoints/step-00000006").mkdir()
     (run.run_dir / "checkpoints/step-00000006/state.json").touch()
@@ -98,15 +101,6 @@ def test_closings(golden):
     job = replace(job, world_size=16, local_world_size=8)
     close("ended early on two machines", "finished", replace(run, recipe=recipe, job=job), 9)
     golden("closing", shown)
-
-
-def test_a_model_of_our_own_is_exported_in_a_form_that_it_has():
-    run, *_ = prepared("digits", *SYNTHETIC, *BASE)
-    done = {"step": 7, "total_steps": 7, "top1": 50.0}
-    assert "--to timm" in next_commands("finished", run, {**done, "ema_top1": 49.0})[1]
-    own = run.recipe.model.model_copy(update={"name": "resnet9"})
-    run = replace(run, recipe=run.recipe.model_copy(update={"model": own}))
-    assert "--to safetensors" in next_commands("finished", run, done)[1]
 
 
 @pytest.mark.parametrize("name", ["a #b", "null", "2024", "runs/2: a", "[x]"])
