@@ -65,6 +65,19 @@ class Meter:
         counted = torch.stack([torch.where(finite, norm, 0.0), finite.to(norm.dtype)]).double()
         self._norms = counted if self._norms is None else self._norms + counted
 
+    def sums(self) -> list[float]:
+        """Return loss, images, and sum and number of the gradient norms since the last reading."""
+        norms = [0.0, 0.0] if self._norms is None else self._norms.tolist()
+        return [self._loss.item(), float(self._images), *norms]
+
+    def go_on_from(self, sums: list[float]) -> None:
+        """Take over what :meth:`sums` returned."""
+        loss, images, *norms = sums
+        self._loss.fill_(loss)
+        self._images = round(images)
+        if norms[1]:
+            self._norms = torch.tensor(norms, dtype=torch.float64, device=self._loss.device)
+
     def read(self, job: Job) -> tuple[dict[str, float], int]:
         """Return the means over all ranks and reset the sums; a collective and a host sync."""
         counts = torch.tensor([self._images, self._judged], dtype=torch.float64)

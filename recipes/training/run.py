@@ -133,7 +133,7 @@ def start_up(
     skipped = SkippedImages(job, loader, components.val_loader)
     readings = Readings(
         loader, timeline, components.rates.schedule, take_step, job, clock, skipped,
-        noise, display.warn,
+        noise, display.warn, saved.get("readings"),
     )  # fmt: skip
     keep = recipe.checkpoint
     checkpoints = Checkpoints(

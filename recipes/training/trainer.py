@@ -220,6 +220,7 @@ class Trainer:
                 "recipe": self.context.recipe.model_dump(mode="json", by_alias=True),
                 "reached": self._reached,
                 "callbacks": self.callbacks.state_dict(),
+                "readings": self._readings.state_dict(),
             }
             objects = self.model, self.optimizer, state, self.ema
             if path := self._checkpoints.save(self.step, *objects, ends=ends):

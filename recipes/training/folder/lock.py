@@ -30,6 +30,8 @@ PATIENCE_SECONDS = 120.0
 #: Time between its signs of life.
 _BEAT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
+#: Time for which a lock that was taken over has to stay before it counts as held.
+_SETTLE_SECONDS = 2.0
 #: What a process number belongs to: containers of one host may share its name.
 _PLACE = ("machine", "boot", "namespace")
 _Seen = tuple[dict[str, Any], float]  # content of a lock, its heartbeat
@@ -63,8 +65,9 @@ def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iter
         with suppress(FileNotFoundError):  # it has just been freed
             seen = _look(path)
             _check_ended(path, seen, say)
-            if _remove(path, seen):
+            if _take_over(path, seen, mine):
                 notice = f"the lock of {_name(seen[0])} is taken over: it has ended"
+                break
     held = RunLock(path, mine, notice)
     try:
         with heartbeat(path, _BEAT_SECONDS, still=lambda: not held.is_lost):
@@ -124,16 +127,20 @@ def _check_ended(path: Path, seen: _Seen, say: Callable[[str], None]) -> None:
         )
 
 
-def _remove(path: Path, judged: _Seen) -> bool:
-    """Remove the lock of a holder that has ended; put back that of one which was quicker."""
-    aside = path.with_name(f"{LOCK}-{uuid4().hex}")
-    path.rename(aside)
-    is_judged = _look(aside) == judged
-    with suppress(OSError):
-        if not is_judged:
-            os.link(aside, path)
-        aside.unlink()
-    return is_judged
+def _take_over(path: Path, judged: _Seen, mine: dict[str, Any]) -> bool:
+    """Replace the lock of a holder that has ended; whether this process holds it now."""
+    # Its name is never free meanwhile, so that nobody creates one. Of several processes that judged
+    # the same lock, the last to replace it holds it: each looks again once all have had the time.
+    own = path.with_name(f"{LOCK}-{mine['id']}")
+    try:
+        own.write_text(json.dumps(mine))
+        if _look(path) != judged:
+            return False
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)
+    time.sleep(_SETTLE_SECONDS)
+    return object_in(path) == mine
 
 
 def _name(content: dict[str, Any]) -> str:

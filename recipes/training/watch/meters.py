@@ -48,19 +48,35 @@ class Readings:
         skipped: SkippedImages,
         noise: GradientNoise | None,
         warn: Callable[[str], None],
+        sums: list[list[float]] | None = None,
     ) -> None:
         self._loader, self._timeline, self._job, self._warn = loader, timeline, job, warn
         self._schedule, self._precision, self._clock = schedule, step.precision, clock
         self._skipped, self._noise, self._phases = skipped, noise, step.phases
         self.stragglers = StragglerReport(job, warn)
         self.meter = Meter(job.device)  # sums of loss and accuracy since the last reading
+        self._images_before = 0  # of steps made before a resume, which are not in the time
         self.restart()
+        if sums is not None:
+            self._go_on_from(sums)
 
     def restart(self) -> None:
         """Start the time of the next reading."""
         self._trained = self._clock.spent()["training"]
         self._waited = self._loader.wait_seconds
         self._waits: list[float] = []  # of each step for its data
+
+    def state_dict(self) -> list[list[float]]:
+        """Return each rank's sums since the last reading, so that a resumed run logs the same."""
+        return self._job.gather(self.meter.sums())
+
+    def _go_on_from(self, sums: list[list[float]]) -> None:
+        """Take over the sums of any number of ranks."""
+        job, total = self._job, [sum(numbers) for numbers in zip(*sums, strict=True)]
+        if len(sums) != job.world_size:
+            sums = [total, *[[0.0] * len(total)] * (job.world_size - 1)]
+        self.meter.go_on_from(sums[job.rank])
+        self._images_before = round(total[1])
 
     @property
     def steps(self) -> int:
@@ -84,12 +100,13 @@ class Readings:
             self._skipped.show(self._warn)
         values |= {
             "lr": self._schedule(step - 1),
-            "images_per_second": images / seconds,
+            "images_per_second": (images - self._images_before) / seconds,
             "wait_seconds": sum(waits),
             "seconds": seconds,
             **self._phases.read(),
             "memory_bytes": memory,
         }
+        self._images_before = 0
         if "all_reduce_seconds" in values:
             all_reduce = values["all_reduce_seconds"]
             values |= self.stragglers.read(own, sum(self._waits), all_reduce, self.steps)

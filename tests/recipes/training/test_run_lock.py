@@ -23,6 +23,7 @@ def little_patience(monkeypatch):
     monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 2.0)
     monkeypatch.setattr(run_lock, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(run_lock, "_BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(run_lock, "_SETTLE_SECONDS", 0.0)
 
 
 def left(folder, **changes):
@@ -124,7 +125,7 @@ def test_a_process_sees_that_its_lock_is_lost_and_leaves_it(tmp_path):
         assert held.is_lost
 
 
-def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkeypatch):
+def test_a_lock_that_another_process_has_just_taken_is_left_to_it(tmp_path, monkeypatch):
     path = left(tmp_path)
     judge = run_lock._check_ended
 
@@ -138,6 +139,20 @@ def test_a_lock_that_another_process_has_just_taken_is_put_back(tmp_path, monkey
         assert "process 7 of quicker" in kept_out(tmp_path)
     assert json.loads(path.read_text())["machine"] == "quicker"
     assert [file.name for file in tmp_path.iterdir()] == [LOCK]
+
+
+def test_the_last_of_those_that_judged_a_lock_holds_it(tmp_path, monkeypatch):
+    path = left(tmp_path)
+    judged, mine = run_lock._look(path), {"id": "mine"}
+    later = SimpleNamespace(sleep=lambda _: left(tmp_path, id="later"))
+    monkeypatch.setattr(run_lock, "time", later)  # while this one waits
+    assert not run_lock._take_over(path, judged, mine)
+    judged = run_lock._look(path)
+    later.sleep = lambda _: None
+    assert run_lock._take_over(path, judged, mine)
+    assert not run_lock._take_over(path, judged, {"id": "too late"})
+    assert json.loads(path.read_text()) == mine
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def race(folder, start, gave_up, results):
