@@ -40,7 +40,7 @@ LINES = {  # of Python in all files below these folders
     "lars": (5_381, 5_300),
     "amp": (2_000, 2_000),
     "comm": (5_000, 5_000),
-    "tests": (35_164, 30_000),
+    "tests": (35_179, 30_000),
     "benchmarks": (9_927, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
