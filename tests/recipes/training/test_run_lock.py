@@ -147,9 +147,8 @@ def test_the_last_of_those_that_judged_a_lock_holds_it(tmp_path, monkeypatch):
     later = SimpleNamespace(sleep=lambda _: left(tmp_path, id="later"))
     monkeypatch.setattr(run_lock, "time", later)  # while this one waits
     assert not run_lock._take_over(path, judged, mine)
-    judged = run_lock._look(path)
     later.sleep = lambda _: None
-    assert run_lock._take_over(path, judged, mine)
+    assert run_lock._take_over(path, run_lock._look(path), mine)
     assert not run_lock._take_over(path, judged, {"id": "too late"})
     assert json.loads(path.read_text()) == mine
     assert list(tmp_path.iterdir()) == [path]
