@@ -1,8 +1,5 @@
 """The rules of the house that a machine can check, as ceilings that are lowered to their goals.
 
-They are where ``Recipe`` stops, who knows a run's metrics, lines by folder, recipe keys, and the
-length of a file and of ``Trainer.__init__``.
-
 A figure may not pass its ceiling: who adds lines deletes as many, and lines that move to another
 folder take their part of its ceiling along. Nor may a ceiling stay above what was reached; the
 message has the figure to lower it to. Ceilings of lines have slack, 5 % and at least 100 lines: a
@@ -47,7 +44,6 @@ RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
 METRICS_FILES = (3, 3)  # of recipes: one has the name of metrics.jsonl, one writes, one reads it
 TRAINER_INIT = (40, 40)  # lines of Trainer.__init__, from `def` on
 UNSET_KEYS = (0, 0)  # recipe keys that no packaged recipe sets and no guide names
-# What they are counted by.
 RECIPE = "recipes.schema.recipe"
 METRICS = {"METRICS", "read_lines"}  # names that are imported for metrics.jsonl
 

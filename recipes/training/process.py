@@ -133,7 +133,7 @@ def going_on() -> Iterator[None]:
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed before the start
             try:
                 stream.flush()
             except OSError:  # as Python's documentation of SIGPIPE advises
