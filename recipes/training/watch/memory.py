@@ -45,6 +45,7 @@ UNCOUNTED = (
 class Memory:
     """The memory of a training step on one GPU, in bytes."""
 
+    precision: str
     micro_batch_size: int  # images of a forward pass
     parameters: int  # and buffers, as the precision stores them
     gradients: int  # also those in DDP's buckets, where others accumulate beside them
@@ -104,6 +105,7 @@ class MemoryCounter:
         # During the update, the batch is still there.
         update = batch + temporary + (0 if buckets else others)
         return Memory(
+            precision,
             micro_batch_size,
             parameters,
             buckets + others,
