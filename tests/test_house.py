@@ -22,22 +22,22 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (37_150, 36_000),
-    "recipes": (17_179, 16_000),
+    "amp comm lars pipeline recipes": (37_066, 36_000),
+    "recipes": (17_095, 16_000),
     "recipes/commands": (1_837, 1_650),
     "recipes/tune": (2_175, 2_150),
     "recipes/predict": (1_251, 1_250),
     "recipes/report": (650, 650),
     "recipes/trained": (780, 750),
     "recipes/mlperf": (382, 360),
-    "recipes/training": (6_242, 5_600),
+    "recipes/training": (6_158, 5_600),
     "recipes/models": (1_069, 1_100),
     "recipes/schema": (1_946, 1_600),
     "pipeline": (7_699, 7_850),
     "lars": (5_381, 5_300),
     "amp": (2_000, 2_000),
     "comm": (5_000, 5_000),
-    "tests": (35_179, 30_000),
+    "tests": (35_142, 30_000),
     "benchmarks": (9_927, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 #: Without these our trainer does not start; a machine with torch and timm has the others.
-PACKAGES = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection")
+PACKAGES = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "filelock")
 #: DALI, what its import needs, and what decodes JPEG. Its other dependencies, libnvcomp among them,
 #: are for formats that we do not read.
 DALI = ("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg")

@@ -3,13 +3,15 @@ learning rate that its search found, and loses from 3/2 of it.
 
     python -m benchmarks.recipes.muon_limits --data data/cifar10 --package CHECKOUT
 
-Three questions for runs on all training images, scored on the test set, beside those of
-`epochs_to_target`, whose settings and network they have:
+Four questions for runs on all training images, scored on the test set, beside those of
+`epochs_to_target`, whose settings they have, and but for the last its network:
 
 - tuning: does another learning rate, or the second best setting of the search, do better? Of Muon
   at 4,096; of LARS and SGD at 2,560, the learning rate alone.
 - method: do other steps of Muon, an average of the weights or another momentum, at 8,192?
 - floor: is 86 % reached in fewer updates, with a batch of 16,384?
+- residual: how many epochs do Muon and LARS take on ResNet-9, whose recipes (`cifar10-…`) scale
+  Muon's learning rate by the square root of the batch?
 
 CHECKOUT is a work tree of commit 9e2c0a5, whose package trains, as it trained the runs beside which
 these stand. Runs that are stored in benchmarks/results/muon_limits.json are not repeated; without
@@ -45,6 +47,8 @@ ENVIRONMENT = {
 #: Settings of the search at 4,096: the best, and the second best.
 FIRST = "schedule.power=0.646 optimizer.momentum=0.899 schedule.warmup=0.14dur"
 SECOND = "schedule.power=1.4 optimizer.momentum=0.818 schedule.warmup=0.237dur"
+#: Batches and epochs of Muon on ResNet-9.
+RESIDUAL = ((256, 20), (2560, 26), (8192, 40), (8192, 56))
 OTHERS = "optimizer.args.others={{rule: sgd, lr_scale: {}, momentum: 0.85}}"
 
 
@@ -58,6 +62,14 @@ class Case:
     epochs: float
     overrides: tuple[str, ...] = ()
     optimizer: str = "Muon"
+
+    @property
+    def recipe(self) -> str:
+        """The recipe whose batch, epochs and overrides it changes."""
+        base = BASES.get(self.batch_size, f"b{self.batch_size}")
+        if self.question == "residual":
+            return f"cifar10-muon-{base}" if self.optimizer == "Muon" else f"cifar10-{base}"
+        return f"airbench-{NAMES[self.optimizer]}-{base}"
 
 
 def line(
@@ -102,6 +114,8 @@ CASES = (
     ),
     other("twice the rate of biases and head", OTHERS.format(13.8)),
     other("momentum 0.95", "optimizer.momentum=0.95"),
+    *(Case("residual", "Muon", b, n) for b, n in RESIDUAL),
+    *(Case("residual", "LARS", 8192, n, (), "LARS") for n in (40, 64)),
     *(Case("floor", "as at 8,192", 16384, n, ("optimizer.lr=0.362",)) for n in (25.6, 40)),
 )
 #: Those that epochs_to_target has trained.
@@ -111,8 +125,8 @@ KNOWN = {
     "SGD, rate × 1": ("Nesterov-1x", 2560, 16.0),
     "as found": ("Muon", 8192, 12.8),
 }
-#: Recipes whose setting the cases change, by batch; those of Muon at 16,384 start from 8,192's.
-BASES = {2560: "b2560", 4096: "b4096", 8192: "b8192", 16384: "b8192"}
+#: Runs at 16,384 start from the setting of 8,192.
+BASES = {16384: "b8192"}
 NAMES = {"Muon": "muon", "LARS": "lars", "SGD": "nesterov"}
 #: Further seeds of the cases that decide a question.
 SEEDS: dict[str, int] = {}
@@ -120,9 +134,9 @@ SEEDS: dict[str, int] = {}
 
 def train(case: Case, seed: int, data: Path, package: Path) -> dict[str, Any]:
     """Train a case and return the row that is stored."""
-    base = f"airbench-{NAMES[case.optimizer]}-{BASES[case.batch_size]}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "largebatch.recipes.train", base, f"data.path={data}"]
+        command = [sys.executable, "-m", "largebatch.recipes.train", case.recipe]
+        command += [f"data.path={data}"]
         command += [f"run_dir={folder}/run", f"batch_size={case.batch_size}", f"seed={seed}"]
         command += [f"epochs={case.epochs:g}", *PLAIN, *case.overrides]
         path = {"PYTHONPATH": str(package / "src")}
@@ -167,7 +181,7 @@ def main() -> None:
     parser = tables.parser(__doc__)
     parser.add_argument("--data", type=Path, help="prepared CIFAR-10")
     parser.add_argument("--package", type=Path, help="work tree of commit 9e2c0a5")
-    parser.add_argument("--question", choices=("tuning", "method", "floor"))
+    parser.add_argument("--question", choices=("tuning", "method", "floor", "residual"))
     options = parser.parse_args()
     rows = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
     lock = threading.Lock()

@@ -5,7 +5,6 @@ A run that stands still is ended if a rank no longer answers, and described if o
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -23,8 +22,7 @@ from ...comm import StallWatch, join_roll_call
 from ..ranks import Job
 from .callbacks import Callback, RunContext, Status
 from .folder.ending import record
-from .folder.lock import this_process
-from .folder.names import LOCK
+from .folder.lock import is_held_here
 from .process import pass_to_torchrun
 
 #: Steps between telling and knowing. One may be in work on the device, and one is queued behind it.
@@ -167,7 +165,5 @@ def _end(line: str, run_dir: Path | None) -> None:
 
 def _record(run_dir: Path, line: str) -> None:
     """Write how the run ended, unless another run has taken the folder over."""
-    with suppress(OSError, ValueError):
-        lock = json.loads((run_dir / LOCK).read_text())
-        if all(lock.get(name) == value for name, value in this_process().items()):
-            record(run_dir, "failed", line)
+    if is_held_here(run_dir):
+        record(run_dir, "failed", line)

@@ -1,5 +1,6 @@
 """Small runs that tests of the trainer share."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -12,7 +13,9 @@ from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
+from largebatch.recipes.training.folder.lock import locked
 from largebatch.recipes.training.folder.metrics import read_metrics
+from largebatch.recipes.training.folder.names import LOCK
 from largebatch.recipes.training.trainer import Trainer
 
 # A small network on the photos of conftest: 53 images to train on, 23 to evaluate.
@@ -63,6 +66,16 @@ def refused(function, *arguments, kind=RecipeError, **options):
         function(*arguments, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def leave_lock(folder, **fields):
+    """Leave a lock in a run's folder as another process would, which these fields name."""
+    with locked(folder):
+        content = (folder / LOCK).read_text()
+    for name, value in fields.items():
+        content = re.sub(rf"(?m)^{name}=.*", f"{name}={value}", content)
+    (folder / LOCK).write_text(content)
+    return folder / LOCK
 
 
 def timeless(run_dir):

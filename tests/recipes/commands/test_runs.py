@@ -13,11 +13,11 @@ import pytest
 
 from largebatch.recipes.commands.runs import lines
 from largebatch.recipes.schema.names import RECIPE
-from largebatch.recipes.training.folder.lock import locked, this_process
+from largebatch.recipes.training.folder.lock import locked
 from largebatch.recipes.training.folder.names import ENDING, LOCK, METRICS, SUMMARY
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from tests.recipes.commands.test_app import command, run
-from tests.recipes.runs import make
+from tests.recipes.runs import leave_lock, make
 
 TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
 VAL = {"split": "val", "step": 10, "epoch": 1.0, "loss": 1.0, "top1": 61.5, "seconds": 2.0}
@@ -26,7 +26,7 @@ JIA = "resnet50-jia-b65536/2026-01-31_10-00-00"
 LAST = {**TRAIN, "step": 12, "epoch": 1.2, "seconds": 60.5}
 
 
-def write_run(folder, *lines, ending=None, summary=None, recipe="digits", batch=256, lock=None):
+def write_run(folder, *lines, ending=None, summary=None, recipe="digits", batch=256):
     """Write the folder of a run as the trainer leaves it."""
     folder.mkdir(parents=True)
     (folder / RECIPE).write_text(
@@ -34,7 +34,7 @@ def write_run(folder, *lines, ending=None, summary=None, recipe="digits", batch=
         "optimizer: {name: lars, lr: 1.0}\n"
     )
     (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, content in ((ENDING, ending), (SUMMARY, summary), (LOCK, lock)):
+    for name, content in ((ENDING, ending), (SUMMARY, summary)):
         if content is not None:
             (folder / name).write_text(json.dumps(content))
     return folder
@@ -96,16 +96,17 @@ def test_a_run_whose_process_lives_is_running_whatever_else_is_there(tmp_path):
 def test_a_run_whose_process_was_killed_has_failed(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    lock = {**this_process(), "process": child.pid, "started": "1"}
-    found = outcome_of(write_run(tmp_path / "a", TRAIN, summary={"step": 4}, lock=lock))
+    folder = write_run(tmp_path / "a", TRAIN, summary={"step": 4})
+    leave_lock(folder, pid=child.pid)
+    found = outcome_of(folder)
     where = f"process {child.pid} of {socket.gethostname()}"
     assert found.state == "failed"
     assert found.reason == f"{where} ended without a word, as if it was killed"
 
 
 def test_a_process_of_another_machine_lives_by_its_signs_of_life(tmp_path):
-    lock = {**this_process(), "machine": "elsewhere", "boot": "another"}
-    folder = write_run(tmp_path / "a", TRAIN, lock=lock)
+    folder = write_run(tmp_path / "a", TRAIN)
+    leave_lock(folder, host="elsewhere")
     before = sorted(folder.iterdir())
     assert outcome_of(folder).state == "running"
     os.utime(folder / LOCK, (time.time() - 200,) * 2)

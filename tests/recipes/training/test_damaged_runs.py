@@ -18,7 +18,7 @@ from largebatch.recipes.report.runs import read_runs
 from largebatch.recipes.training.folder import lock as run_lock
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from largebatch.recipes.training.screen import closing
-from tests.recipes.runs import make
+from tests.recipes.runs import leave_lock, make
 
 KEYS = ("optimizer.lr=0.1", "micro_batch_size=16", "checkpoint.every=2", "epochs=1")
 #: What stands in place of a value: of a type that it never has, or beyond all bounds.
@@ -36,9 +36,7 @@ def stopped(photos, tmp_path_factory):
     """A run that can be resumed, as it is after it was killed on another machine."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     make(photos, folder, *KEYS, "stop_after=2").run()
-    lock = {"machine": "elsewhere", "process": 7, "started": "1", "since": 1.0, "id": "z"}
-    (folder / ".lock").write_text(json.dumps(lock))
-    os.utime(folder / ".lock", (1, 1))
+    os.utime(leave_lock(folder, host="elsewhere", duration=0.3), (1, 1))
     return folder
 
 
@@ -129,5 +127,6 @@ def test_a_damaged_file_is_listed_and_reported(stopped, tmp_path_factory, data):
 def test_a_damaged_file_ends_a_resume_in_a_line(photos, stopped, tmp_path_factory, data):
     folder = copied(stopped, tmp_path_factory.mktemp("run"))
     damage(folder, data)
-    with mock.patch.object(run_lock, "PATIENCE_SECONDS", 0.1):
+    times = {"PATIENCE_SECONDS": 0.3, "_BEAT_SECONDS": 0.1, "_POLL_SECONDS": 0.05}
+    with mock.patch.multiple(run_lock, **times):
         resume(photos, folder)

@@ -12,6 +12,7 @@ from largebatch.recipes.training.folder.names import ENDING, LOCK
 from largebatch.recipes.training.folder.outcome import outcome_of
 from largebatch.recipes.training.stopping import _end
 from tests.ranks import CONTEXT
+from tests.recipes.runs import leave_lock
 
 LINE = {"split": "train", "step": 1, "epoch": 0.5, "loss": 2.0}
 
@@ -49,8 +50,8 @@ def test_the_reason_of_an_end_is_the_whole_problem_without_advice(tmp_path, erro
 def end_in_a_run(folder, is_main, taken_over):
     with locked(folder):
         if taken_over:
-            lock = json.loads((folder / LOCK).read_text())
-            (folder / LOCK).write_text(json.dumps({**lock, "process": lock["process"] + 1}))
+            (folder / LOCK).unlink()
+            leave_lock(folder, pid=1)
         _end("rank 1 did not answer", folder if is_main else None)
 
 
