@@ -22,15 +22,15 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (37_066, 36_000),
-    "recipes": (17_095, 16_000),
+    "amp comm lars pipeline recipes": (37_047, 36_000),
+    "recipes": (17_076, 16_000),
     "recipes/commands": (1_837, 1_650),
     "recipes/tune": (2_175, 2_150),
-    "recipes/predict": (1_251, 1_250),
+    "recipes/predict": (1_552, 1_250),
     "recipes/report": (650, 650),
     "recipes/trained": (780, 750),
     "recipes/mlperf": (382, 360),
-    "recipes/training": (6_158, 5_600),
+    "recipes/training": (5_838, 5_600),
     "recipes/models": (1_069, 1_100),
     "recipes/schema": (1_946, 1_600),
     "pipeline": (7_699, 7_850),

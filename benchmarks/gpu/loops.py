@@ -87,11 +87,11 @@ def counted_memory(contender: Contender, place: Place) -> dict[str, float]:
     """Return a column with the peak memory of an eager step of ours as the plan counts it."""
     if not contender.ours or contender.how != EAGER:
         return {}
+    from largebatch.recipes.predict.memory import MemoryCounter
     from largebatch.recipes.schema.load import load
-    from largebatch.recipes.training.build import memory_counter
 
     recipe = load(contender.recipe, overrides_of(contender, place, "runs/counted")).recipe
-    counter, size = memory_counter(recipe, recipe.data.classes), recipe.data.image_size
+    counter, size = MemoryCounter(recipe, recipe.data.classes), recipe.data.image_size
     images, passes = images_and_passes(contender, place)
     counted = counter.count(contender.precision, images, size, accumulation=passes)
     return {"counted_GiB": counted.peak / 2**30}

@@ -73,25 +73,15 @@ class Case:
 
 
 def line(
-    name: str,
-    setting: str,
-    rate: float,
-    of: tuple[int, float, str] = (4096, 10.24, "Muon"),
+    name: str, setting: str, rate: float, of: tuple[int, float, str] = (4096, 10.24, "Muon")
 ) -> list[Case]:
     """The cases of a setting at the rate of the search, and at 2/3 and 3/2 of it."""
-    batch_size, epochs, optimizer = of
-    rates = {f"{name}, rate × {x}": rate * y for x, y in (("2/3", 2 / 3), ("1", 1), ("3/2", 1.5))}
-    return [
-        Case(
-            "tuning",
-            case,
-            batch_size,
-            epochs,
-            (*setting.split(), f"optimizer.lr={lr:.3g}"),
-            optimizer,
-        )
-        for case, lr in rates.items()
-    ]
+    size, epochs, rule = of
+    found = []
+    for text, factor in (("2/3", 2 / 3), ("1", 1), ("3/2", 1.5)):
+        overrides = (*setting.split(), f"optimizer.lr={rate * factor:.3g}")
+        found.append(Case("tuning", f"{name}, rate × {text}", size, epochs, overrides, rule))
+    return found
 
 
 def other(name: str, *overrides: str) -> Case:

@@ -33,8 +33,9 @@ from benchmarks import tables
 from largebatch.amp import Precision
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.models.optimizers import build_optimizer
+from largebatch.recipes.predict.memory import MemoryCounter
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.build import loss_of, memory_counter
+from largebatch.recipes.training.build import loss_of
 from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
 
@@ -114,7 +115,7 @@ SHORT = (Case("resnet18", 64, 16), Case("resnet18", 64, 16, "bf16"))
 def predicted(case: Case) -> dict[str, Any]:
     """Count the memory of a case, in bytes by part."""
     recipe = load("resnet50-b65536", case.keys).recipe
-    counted = memory_counter(recipe, 1000).count(
+    counted = MemoryCounter(recipe, 1000).count(
         case.precision, case.micro_batch_size, case.image_size, accumulation=case.accumulation
     )
     return asdict(counted)

@@ -17,11 +17,11 @@ from ...pipeline import Phase, without_query
 from ..models.batch_norm import check_batch_norm
 from ..schema.load import Loaded
 from ..schema.recipe import Recipe
-from ..training.build import build_plan, memory_counter
+from ..training.build import build_plan
 from ..training.data import is_url, open_split
 from ..training.timeline import Timeline, timeline_of
-from ..training.watch.memory import Memory
 from .division import fit
+from .memory import Memory, MemoryCounter
 from .presets import PUBLISHED_RUNS, STRAGGLER_SIGMA
 from .scaling import Setting, setting
 from .schedule import image_count
@@ -137,7 +137,7 @@ def plan_run(
     recipe = recipe.model_copy(update={"data": data})
     fitting = [fit(recipe, n) for n in gpus]
     micro = fitting[0][0].micro_batch_size or recipe.batch_size // gpus[0]
-    counter = memory_counter(recipe, classes)
+    counter = MemoryCounter(recipe, classes)
     common = setting(
         replace(loaded, recipe=recipe), images_per_gpu=micro, alone=gpus[-1] == 1, **options
     )

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..training.watch.memory import UNCOUNTED
 from ..words import decimal_size, duration
+from .memory import UNCOUNTED
 from .run_plan import Point, RunPlan
 
 #: Width of the tables where the terminal does not say one, in characters.

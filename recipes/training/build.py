@@ -21,7 +21,7 @@ from ...comm import Plan, Topology
 from ...lars import Span
 from ...pipeline import LeftOut, Loader
 from ..errors import RecipeError
-from ..models.batch_norm import check_batch_norm, share_statistics
+from ..models.batch_norm import check_batch_norm
 from ..models.build import build_model, check_image_size
 from ..models.optimizers import build_optimizer
 from ..ranks import Job
@@ -39,7 +39,6 @@ from .folder.tensor_files import NotPlainError, check_plain
 from .initial_weights import start_from, start_from_images
 from .targets import training_loss
 from .timeline import LearningRates, Timeline, learning_rates, timeline_of
-from .watch.memory import MemoryCounter
 from .watch.profile import check_profile
 
 _ROOMS = ("lars", "amp", "comm", "pipeline", "recipes")
@@ -241,42 +240,6 @@ def loss_of(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
     return partial(
         training_loss, **recipe.loss.model_dump(), label_smoothing=recipe.label_smoothing
     )
-
-
-def memory_counter(recipe: Recipe, classes: int) -> MemoryCounter:
-    """Return what counts the memory of a recipe's training step; on a GPU, unless for the CPU."""
-    empty = meta_model(recipe, classes)
-    if recipe.batch_norm.images:
-        share_statistics(empty, recipe, Job(0, 1, 1, torch.device("cpu")))
-
-    def make_optimizer(converted: nn.Module, precision: str) -> Optimizer:
-        return build_optimizer(recipe.model_copy(update={"precision": precision}), converted)
-
-    device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
-    return MemoryCounter(
-        empty,
-        make_optimizer,
-        on_gpu=device.type == "cuda",
-        loss=loss_of(recipe),
-        averages=recipe.ema.decay is not None,
-        mixed_classes=classes if recipe.mixing.is_on else 0,
-        memory_format=device_settings(recipe, device).memory_format,
-    )
-
-
-def meta_model(recipe: Recipe, classes: int) -> nn.Module:
-    """Build the model of a recipe on the meta device."""
-    try:
-        with torch.device("meta"):
-            return build_model(recipe.model, classes)
-    except RecipeError as error:
-        if "meta" not in str(error.__cause__):
-            raise
-        raise RecipeError(
-            f"model.name: {recipe.model.name} cannot be built on the meta device: "
-            f"{error.__cause__}; valid: a model that does not read values of tensors when it is "
-            "made"
-        ) from error
 
 
 # --- what all ranks have in common -----------------------------------------------------------

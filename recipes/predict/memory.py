@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -26,10 +26,16 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ....amp import MasterWeights, Precision
-from ....lars import LARS
-from ...errors import RecipeError
-from ..targets import training_loss
+from ...amp import MasterWeights, Precision
+from ...lars import LARS
+from ..errors import RecipeError
+from ..models.batch_norm import share_statistics
+from ..models.build import build_model
+from ..models.optimizers import build_optimizer
+from ..ranks import Job
+from ..schema.recipe import Recipe
+from ..training.build import loss_of
+from ..training.device import device_settings
 
 #: What a GPU holds besides the tensors that are counted.
 UNCOUNTED = (
@@ -67,22 +73,19 @@ class _Held(NamedTuple):
 
 
 class MemoryCounter:
-    """Counts the memory of training steps; each different pass is counted once."""
+    """Counts the memory of a recipe's training steps; each different pass is counted once.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        make_optimizer: Callable[[nn.Module, str], Optimizer],
-        *,
-        on_gpu: bool,
-        loss: Callable[[Tensor, Tensor], Tensor] = training_loss,
-        averages: bool = False,
-        mixed_classes: int = 0,
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> None:
-        self.model, self._make_optimizer, self._on_gpu = model, make_optimizer, on_gpu
-        self._loss, self._averages, self._format = loss, averages, memory_format
-        self._mixed_classes = mixed_classes
+    The steps are those of a GPU, unless the recipe is for the CPU.
+    """
+
+    def __init__(self, recipe: Recipe, classes: int) -> None:
+        device = torch.device("cpu" if recipe.device == "cpu" else "cuda")
+        self.model = meta_model(recipe, classes)
+        if recipe.batch_norm.images:
+            share_statistics(self.model, recipe, Job(0, 1, 1, torch.device("cpu")))
+        self._recipe, self._on_gpu, self._loss = recipe, device.type == "cuda", loss_of(recipe)
+        self._format = device_settings(recipe, device).memory_format
+        self._mixed_classes = classes if recipe.mixing.is_on else 0
         self._update_of, self._pass_of = cache(self._count_update), cache(self._count_pass)
 
     def count(
@@ -127,7 +130,7 @@ class MemoryCounter:
 
     def _count_update(self, name: str) -> _Held:
         model = Precision(name, loss_scale="none").convert(without_numbers(self.model))
-        optimizer = self._make_optimizer(model, name)
+        optimizer = build_optimizer(self._recipe.model_copy(update={"precision": name}), model)
         temporary = _temporary_of_update(model, optimizer, self._on_gpu)
         weights, buffers = [*model.parameters()], [*model.buffers()]
         averaged = weights + [b for b in buffers if b.is_floating_point()]
@@ -136,7 +139,7 @@ class MemoryCounter:
             gradients=_bytes(p for p in weights if p.requires_grad),
             state=_bytes(_state_of(optimizer, "master" if temporary is None else None)),
             is_known=temporary is not None,
-            ema=4 * sum(t.numel() for t in averaged) if self._averages else 0,
+            ema=4 * sum(t.numel() for t in averaged) if self._recipe.ema.decay is not None else 0,
             temporary=temporary or 0,
         )
 
@@ -180,6 +183,21 @@ class MemoryCounter:
                 loss.backward()
         own = _bytes(batch)
         return own, own + left, own + live.peak, own + live.peak_keeping
+
+
+def meta_model(recipe: Recipe, classes: int) -> nn.Module:
+    """Build the model of a recipe on the meta device."""
+    try:
+        with torch.device("meta"):
+            return build_model(recipe.model, classes)
+    except RecipeError as error:
+        if "meta" not in str(error.__cause__):
+            raise
+        raise RecipeError(
+            f"model.name: {recipe.model.name} cannot be built on the meta device: "
+            f"{error.__cause__}; valid: a model that does not read values of tensors when it is "
+            "made"
+        ) from error
 
 
 class LiveStorage(TorchDispatchMode):

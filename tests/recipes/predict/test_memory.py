@@ -12,8 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 from largebatch.amp import PRECISIONS, Precision
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.optimizers import build_optimizer
+from largebatch.recipes.predict.memory import MemoryCounter, meta_model
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.training.build import loss_of, memory_counter, meta_model
+from largebatch.recipes.training.build import loss_of
 from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.step import TrainingStep
 from largebatch.recipes.training.targets import Mixer
@@ -25,7 +26,7 @@ BASE = [
 
 
 def counter(*keys, model=None):
-    found = memory_counter(load("digits", [*BASE, *keys]).recipe, 10)
+    found = MemoryCounter(load("digits", [*BASE, *keys]).recipe, 10)
     found.model = found.model if model is None else model
     return found
 
@@ -122,8 +123,7 @@ def test_tied_and_frozen_weights_and_a_module_within_itself_are_counted():
 def test_fixed_parts_are_those_of_the_rule(optimizer, precision, state, of_norm):
     """Bytes per parameter; norm layers stay in FP32 and have no masters."""
     key = f"optimizer.name={optimizer}"
-    with torch.device("meta"):
-        model = meta_model(load("digits", BASE).recipe, 10)
+    model = meta_model(load("digits", BASE).recipe, 10)
     found = counter(key, "ema.decay=0.9").count(precision, 8, 32)
     norms = {p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
     half = PRECISIONS[precision].parameters.itemsize
