@@ -164,7 +164,7 @@ def test_a_signal_ends_the_process_in_a_line_or_is_noted(
             if name == "loop":
                 says(process, f"noted {int(one)}")
         process.send_signal(number)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=300)
     assert process.returncode == code
     assert error.startswith(f"largebatch: error: {line}" if line else "")
     assert len(error.splitlines()) == error.count("\n") == bool(line)
@@ -175,7 +175,7 @@ def test_a_forked_child_ends_by_the_signal_and_its_parent_does_not_hear_of_it():
         child = int(process.stdout.readline())
         says(process, "ready")
         os.kill(child, SIGTERM)
-        assert process.communicate(timeout=60) == (f"ended by {int(SIGTERM)}\n", "")
+        assert process.communicate(timeout=300) == (f"ended by {int(SIGTERM)}\n", "")
     assert process.returncode == 0
 
 
@@ -192,7 +192,7 @@ sys.argv = ["train", "digits"]
 runpy.run_module("largebatch.recipes.train", run_name="__main__", alter_sys=True)
 """
     with started("-c", program) as process:
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=300)
     assert process.returncode == 128 + SIGINT
     assert error.count("\n") == 1
     assert "ended by SIGINT at start-up" in error
@@ -207,7 +207,7 @@ def test_a_run_whose_first_line_alone_is_read_goes_on(photos, tmp_path, monkeypa
         process.stdout.close()
         if process.stderr:
             assert process.stderr.read() == ""
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert (tmp_path / "run" / "summary.json").exists()
     monkeypatch.setattr(sys, "stdout", None)  # as where it was closed before the start
     with going_on():

@@ -64,7 +64,7 @@ def test_a_standstills_end_is_recorded_by_rank_0_in_its_own_folder(
 ):
     process = CONTEXT.Process(target=end_in_a_run, args=(tmp_path, is_main, taken_over))
     process.start()
-    process.join(60)
+    process.join(300)
     assert process.exitcode == 1
     assert (tmp_path / ENDING).exists() == records
     if records:

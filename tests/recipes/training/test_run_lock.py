@@ -50,7 +50,7 @@ def test_the_lock_of_a_killed_process_of_this_machine_is_taken_over(tmp_path):
     held = CONTEXT.Event()
     process = CONTEXT.Process(target=hold, args=(tmp_path, held))
     process.start()
-    assert held.wait(60)
+    assert held.wait(300)
     assert f"is in use by process {process.pid} of " in kept_out(tmp_path)
     process.kill()
     process.join()
@@ -108,7 +108,7 @@ def race(folder, start, gave_up, results):
         with locked(folder):
             results.put("held")
             for _ in range(start.parties - 1):
-                gave_up.acquire(timeout=60)
+                gave_up.acquire(timeout=300)
     except RecipeError:
         results.put("refused")
         gave_up.release()
@@ -122,7 +122,7 @@ def test_one_of_many_processes_gets_a_lock_that_was_left(tmp_path):
     workers = [CONTEXT.Process(target=race, args=arguments) for _ in range(4)]
     for worker in workers:
         worker.start()
-    found = sorted(results.get(timeout=60) for _ in workers)
+    found = sorted(results.get(timeout=300) for _ in workers)
     for worker in workers:
         worker.join()
     assert found == ["held"] + ["refused"] * 3
