@@ -99,7 +99,6 @@ MISTAKES = {
     "cifar-10-python.tar.gz from",
     "data check nowhere": "nowhere; valid: a data set, or its folder train or v",
     "data check {photos} --workers 0": "--workers: 0 is too small; valid: at",
-    "data check {photos} --json no/x.json": "--json: there is no folder ",
 }
 
 

@@ -69,7 +69,6 @@ def test_recipes_of_others_have_the_published_values(name):
     assert (*sizes, *found) == (*values,)
     assert (schedule.warmup.unit, schedule.end, options.nesterov) == ("ep", 0, False)
     assert f"Expected: {top1} % top-1 after {recipe.epochs:g} epochs" in loaded.head
-    assert not recipe.model.zero_init_last_norm
     assert recipe.model.args["zero_init_last"] is False
     data, source = recipe.data, name.split("-")[1]
     sides = data.image_size, recipe.eval_size, data.eval_resize

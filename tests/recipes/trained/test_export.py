@@ -32,11 +32,8 @@ pytestmark = pytest.mark.slow("trains small networks and exports them")
 
 HOSTILE = "a|b <img src=x onerror=alert(1)> `c` [d](http://x) ![e](f) *g*"
 RESULTS = ("weights.pt", "summary.json", "classes.txt")
-#: Names of a model of ours and of a user's, with the keys that it needs.
-OWN = {
-    "resnet9": "model.args.width=4",
-    f"{__name__}:Tied.make": "model.zero_init_last_norm=false",
-}
+#: Names of a model of ours and of a user's, with their arguments.
+OWN = {"resnet9": "model.args.width=4", f"{__name__}:Tied.make": "model.args={}"}
 
 
 def exported(folder, target, out, *options):
