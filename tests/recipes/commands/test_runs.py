@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from largebatch.recipes.training.folder.lock import locked, this_process
 from largebatch.recipes.training.folder.names import ENDING, LOCK, METRICS, SUMMARY
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from tests.recipes.commands.test_app import command, run
-from tests.recipes.runs import make
 
 TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
 VAL = {"split": "val", "step": 10, "epoch": 1.0, "loss": 1.0, "top1": 61.5, "seconds": 2.0}
@@ -180,40 +178,3 @@ def test_names_that_cannot_be_printed_are_shown_by_their_bytes(tmp_path):
         f"  {shown}: {shown} cannot be read",
         "1 run: 1 failed",
     ]
-
-
-@pytest.mark.slow("trains a run in four parts")
-def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
-    folder = tmp_path / "run"
-
-    def ends(state, reason):
-        found, record = outcome_of(folder), json.loads((folder / ENDING).read_text())
-        assert (found.state, found.reason, record["status"]) == (state, reason, state)
-        return found
-
-    make(photos, folder, "stop_after=2").run()
-    found = ends("finished", "at step 2 of 7, by stop_after or target_accuracy")
-    assert (found.recipe, found.step) == ("digits", 2)
-
-    trainer = make(photos, folder, "resume=true")
-    trainer.callbacks.step_end = lambda step: os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(SystemExit):
-        trainer.run()
-    assert ends("stopped", "SIGTERM").step == 3
-
-    trainer = make(photos, folder, "resume=true")
-    trainer.callbacks.step_begin = lambda step: trainer.context.stop("enough is enough")
-    trainer.run()
-    ends("stopped", "enough is enough")
-
-    trainer = make(photos, folder, "resume=true")
-
-    def look(step):
-        assert not (folder / ENDING).exists()
-        assert outcome_of(folder).state == "running"
-        raise ValueError("two\nlines")
-
-    trainer.callbacks.step_begin = look
-    with pytest.raises(ValueError, match="two"):
-        trainer.run()
-    ends("failed", "ValueError: two lines")
