@@ -113,7 +113,7 @@ def train(
     model.init_from_images(cropped(images[mixed[: recipe.init.images]]))
     model = model.to(memory_format=torch.channels_last)
     share_statistics(model, recipe, Job(0, 1, 1, device))
-    optimizer = build_optimizer(recipe, model, device.type)
+    optimizer = build_optimizer(recipe, model)
     scheduler = as_scheduler(optimizer, learning_rates(recipe, timeline).schedule)
     source = batches(images, recipe.batch_size, recipe.seed)
     began = time.monotonic()

@@ -71,7 +71,6 @@ class Case:
         """Overrides of the recipe that the step is taken from."""
         return [
             f"model.name={self.model}",
-            f"model.zero_init_last_norm={'resnet' in self.model}".lower(),
             *([f"model.args.img_size={self.image_size}"] if self.model in _FIXED_SIZE else []),
             f"data.image_size={self.image_size}",
             f"data.eval_resize={max(256, self.image_size)}",

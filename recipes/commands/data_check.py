@@ -27,8 +27,8 @@ def data_check(
         ),
     ],
     json_: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings to a file.")
-    ] = None,
+        bool, typer.Option("--json", help="Print JSON in place of tables, with all findings.")
+    ] = False,
     workers: Annotated[
         int | None, typer.Option(help="Number of threads that decode; default: one per core.")
     ] = None,
@@ -48,18 +48,14 @@ def data_check(
     from ...pipeline import check_data
     from .data_progress import Bar
 
-    if json_ is not None and not json_.absolute().parent.is_dir():
-        raise RecipeError(f"--json: there is no folder {json_.absolute().parent}")
     if workers is not None and workers < 1:
         raise RecipeError(f"--workers: {workers} is too small; valid: at least 1")
     with Bar() as bar:
         found = check_data(path, workers=workers, report=bar)
-    if json_ is not None:
-        try:
-            json_.write_text(json.dumps(found.as_json(), indent=2) + "\n")
-        except OSError as error:
-            raise RecipeError(f"--json: cannot write {json_}: {error.strerror}") from error
-    print_summary(found)
+    if json_:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        print_summary(found)
     raise typer.Exit(0 if found.usable else 1)
 
 
@@ -136,4 +132,4 @@ def _list(console: Console, title: str, lines: list[str]) -> None:
     for line in lines[:_LINES]:
         console.print(f"  {line}", markup=False)
     if len(lines) > _LINES:
-        console.print(f"  and {len(lines) - _LINES:,} more; --json FILE has them", markup=False)
+        console.print(f"  and {len(lines) - _LINES:,} more; --json has them", markup=False)

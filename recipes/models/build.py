@@ -48,11 +48,6 @@ def build_model(recipe: Model, classes: int) -> nn.Module:
             f"model.name: {recipe.name} makes a {type(model).__name__}; valid: a factory of "
             "torch.nn.Module"
         )
-    if recipe.zero_init_last_norm and not zero_init_last_norm(model):
-        raise RecipeError(
-            f"model.zero_init_last_norm: {recipe.name} has no residual block that ends in a norm "
-            "layer; valid: false"
-        )
     return model
 
 
@@ -97,17 +92,6 @@ def check_image_size(model: nn.Module, sizes: set[int]) -> None:
             f"has images of {min(others)} px; valid: one size in model.args.img_size, data and "
             "stages"
         )
-
-
-def zero_init_last_norm(model: nn.Module) -> int:
-    """Set the gamma of the last norm layer in each residual block to 0; return how many blocks.
-
-    Each block then starts as its shortcut (Goyal et al. 2017, section 5.1).
-    """
-    norms = residual_blocks(model)
-    for norm in norms.values():
-        nn.init.zeros_(norm.weight)  # type: ignore[arg-type]
-    return len(norms)
 
 
 def residual_blocks(model: nn.Module) -> dict[str, nn.Module]:

@@ -23,7 +23,7 @@ from ..schema.recipe import Recipe
 from .build import classifier
 
 
-def build_optimizer(recipe: Recipe, model: nn.Module, device_type: str = "cpu") -> Optimizer:
+def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     """Make the optimizer over the parameters of a model, which may be on the CPU still.
 
     In ``*-master`` precisions it keeps FP32 master weights: itself where it can, others through
@@ -39,7 +39,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module, device_type: str = "cpu") 
     own = {key: getattr(options, key) for key in entry.keys}
     if entry.masters:
         own["master_weights"] = masters
-    optimizer = _made(entry, device_type, _groups(recipe, entry, model), options.lr, own, args)
+    optimizer = _made(entry, _groups(recipe, entry, model), options.lr, own, args)
     if not entry.is_dotted and options.weight_decay and "weight_decay" not in optimizer.defaults:
         raise RecipeError(f"optimizer.weight_decay: {called(type(optimizer))} has none; valid: 0")
     unscales = getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -120,7 +120,6 @@ def _scaled(
 
 def _made(
     entry: Entry,
-    device_type: str,
     groups: list[dict[str, Any]],
     lr: float,
     own: dict[str, Any],
@@ -128,7 +127,7 @@ def _made(
 ) -> Optimizer:
     """Import the optimizer's class and call it, and explain what is wrong with the recipe."""
     try:
-        make = entry.load(device_type)
+        make = entry.load()
     except ModuleNotFoundError as error:
         raise RecipeError(
             f"optimizer.name: {entry.name} needs {error.name}, which is not installed; valid: "
@@ -160,7 +159,7 @@ def _made(
 def place_state(optimizer: Optimizer) -> None:
     """Move what an optimizer made when it was built to the device of its parameters.
 
-    These are its state and tensors of its own, such as the flag of apex's fused optimizers.
+    These are its state and tensors of its own, such as the flag of some fused optimizers.
     """
     if optimizer.state_dict()["state"]:  # of a wrapped optimizer too
         optimizer.load_state_dict(optimizer.state_dict())
@@ -214,8 +213,6 @@ def in_words(recipe: Recipe, optimizer: Optimizer) -> tuple[str, str]:
     """
     inner = getattr(optimizer, "_inner", optimizer)
     name, groups = recipe.optimizer.name, inner.param_groups
-    if name == "lamb":
-        return f"lamb ({called(type(inner))})", ""
     if not entry_of(name).orthogonalizes:
         return name, ""
     others = [group for group in groups if not group["orthogonal"]]

@@ -22,9 +22,18 @@ class ResNet9(nn.Module):
         width: Channels after the first convolution; later layers have 2, 4 and 8 times as many.
             With 10 classes, width 16 has 0.41 M parameters, 32 has 1.65 M, 64 has 6.57 M.
         stem_stride: Stride of the first convolution. 2 needs a quarter of the operations of 1.
+        zero_init_last: Whether the residual blocks start as the identity, as their last norm layer
+            has gamma 0 (Goyal et al. 2017, arXiv 1706.02677, section 5.1).
     """
 
-    def __init__(self, num_classes: int = 10, *, width: int = 64, stem_stride: int = 1) -> None:
+    def __init__(
+        self,
+        num_classes: int = 10,
+        *,
+        width: int = 64,
+        stem_stride: int = 1,
+        zero_init_last: bool = True,
+    ) -> None:
         super().__init__()
         self.stem = _layer(3, width, stride=stem_stride)
         self.layer1 = nn.Sequential(_layer(width, 2 * width), _pool(), Block(2 * width))
@@ -34,6 +43,8 @@ class ResNet9(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            elif isinstance(module, Block) and zero_init_last:
+                nn.init.zeros_(module.bn2.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.layer3(self.layer2(self.layer1(self.stem(images))))

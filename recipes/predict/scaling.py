@@ -150,12 +150,10 @@ def setting(
 
 def step_profile(recipe: Recipe, seconds: float) -> Profile:
     """The layers of a recipe's model, whose step on one GPU takes some seconds."""
-    # Initial values do not change the time: a model without residual blocks is welcome too.
-    wanted = recipe.model.model_copy(update={"zero_init_last_norm": False})
     size = recipe.data.image_size
     try:
         with torch.device("meta"):
-            model = build_model(wanted, recipe.data.classes)
+            model = build_model(recipe.model, recipe.data.classes)
             inputs = [torch.empty(2, 3, size, size)]
         return estimate_profile(model, inputs, seconds, gradient_dtype=gradient_dtype(recipe))
     except RecipeError:

@@ -14,20 +14,10 @@ _MOST_LISTED = 8
 
 #: What other trainers call a key.
 _SYNONYMS = {
-    "amp": "precision",
-    "arch": "model.name",
-    "bs": "batch_size",
-    "data_dir": "data.path",
-    "global_batch_size": "batch_size",
-    "learning_rate": "optimizer.lr",
-    "max_epochs": "epochs",
-    "num_epochs": "epochs",
-    "num_workers": "data.threads",
-    "opt": "optimizer.name",
-    "output_dir": "run_dir",
-    "warmup_epochs": "schedule.warmup",
+    **{"amp": "precision", "arch": "model.name", "learning_rate": "optimizer.lr"},
+    **{"max_epochs": "epochs", "num_workers": "data.threads", "opt": "optimizer.name"},
+    **{"output_dir": "run_dir", "warmup_epochs": "schedule.warmup", "workers": "data.threads"},
     "wd": "optimizer.weight_decay",
-    "workers": "data.threads",
 }
 
 

@@ -53,7 +53,14 @@ def load(name: str, overrides: Iterable[str] = (), *, asks_timm: bool = True) ->
             valid.
     """
     path = find(name)
-    return _load(_levels(path, ()), overrides, _name_of(path), _head(path), asks_timm=asks_timm)
+    levels = _levels(path, ())
+    text = read_text(path)
+    called = path.stem  # of `recipe.yaml` that which ran, or else the folder's
+    if path.name == RECIPE:
+        called = recipe_name(text) or path.absolute().parent.name
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    head = "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+    return _load(levels, overrides, called, head, asks_timm=asks_timm)
 
 
 def load_content(content: dict[str, Any], overrides: Iterable[str] = (), *, called: str) -> Loaded:
@@ -227,23 +234,6 @@ def _override(content: dict[str, Any], override: str) -> None:
     for part in reversed(parts):
         over = {part: over}
     content.update(_merge(content, over))
-
-
-def _name_of(path: Path) -> str:
-    """The name of a file's recipe; of ``recipe.yaml`` that which ran, or else the folder's."""
-    if path.name != RECIPE:
-        return path.stem
-    try:
-        ran = recipe_name(read_text(path))
-    except (OSError, DamagedFileError):  # which whoever reads its content says
-        ran = None
-    return ran or path.absolute().parent.name
-
-
-def _head(path: Path) -> str:
-    lines = read_text(path).splitlines()
-    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head)
 
 
 def latest_run(name: str) -> Path | None:

@@ -25,13 +25,13 @@ class Entry:
 
     name: str
     what: str  # and where it comes from, in a phrase
-    #: Imports, for a type of device, what makes it, called as ``make(groups, lr, **options)``.
-    load: Callable[[str], Callable[..., Any]]
+    #: Imports what makes it, called as ``make(groups, lr, **options)``.
+    load: Callable[[], Callable[..., Any]]
     keys: tuple[str, ...] = ()  # those of the section that are arguments of the same name
     adapts: bool = False  # whether it heeds ``adapt_bias_and_norm``
     orthogonalizes: bool = False  # whether its groups tell hidden weights from the others
-    masters: bool = False  # whether it keeps FP32 master weights, with ``master_weights=True``
-    unscales: bool | None = False  # FP16 gradients itself; None: not known before it is made
+    #: Whether it unscales FP16 gradients and, with ``master_weights=True``, keeps FP32 masters.
+    masters: bool = False
     #: Whether it has trust ratios to record, with its ``optimizer.args``; None: it never has.
     trust_ratios: Callable[[Mapping[str, Any]], bool] | None = None
     #: Turns ``optimizer.args`` as a recipe holds them into keyword arguments.
@@ -49,23 +49,8 @@ class Entry:
         return is_dotted_path(self.name)
 
 
-def _of(module: str, name: str) -> Callable[[str], Callable[..., Any]]:
-    return lambda device_type: getattr(import_module(module, __package__), name)
-
-
-def _lamb(device_type: str) -> Callable[..., Any]:
-    """apex's on a GPU where it is installed with its CUDA extensions, else timm's."""
-    if device_type == "cuda":
-        try:
-            applier = import_module("apex.multi_tensor_apply").multi_tensor_applier
-            fused = import_module("apex.optimizers").FusedLAMB
-            if applier.available:
-                # Its own takes no `set_to_none`, which torch passes.
-                takes = {"zero_grad": import_module("torch.optim").Optimizer.zero_grad}
-                return type(fused.__name__, (fused,), {**takes, "__module__": fused.__module__})
-        except Exception:  # of any kind: another project is called apex too
-            pass
-    return _of("timm.optim", "Lamb")(device_type)
+def _of(module: str, name: str) -> Callable[[], Callable[..., Any]]:
+    return lambda: getattr(import_module(module, __package__), name)
 
 
 #: Options of Muon's groups, and what sets them.
@@ -126,7 +111,6 @@ OPTIMIZERS = {
             keys=("momentum", "nesterov", "trust_coefficient", "dialect"),
             adapts=True,
             masters=True,
-            unscales=True,
             trust_ratios=lambda args: True,
         ),
         Entry(
@@ -137,9 +121,9 @@ OPTIMIZERS = {
         ),
         Entry(
             "lamb",
-            "LAMB (You et al. 2019): apex's FusedLAMB on CUDA where apex is installed, else "
-            "timm.optim.Lamb; both clip the norm of all gradients to max_grad_norm, 1 by default",
-            _lamb,
+            "LAMB (You et al. 2019), timm.optim.Lamb, which clips the norm of all gradients to "
+            "max_grad_norm, 1 by default",
+            _of("timm.optim", "Lamb"),
         ),
         Entry(
             "adamw",
@@ -155,7 +139,6 @@ OPTIMIZERS = {
             adapts=True,
             orthogonalizes=True,
             masters=True,
-            unscales=True,
             trust_ratios=_muon_has_ratios,
             arguments=_muon_arguments,
             trainers=("share",),
@@ -164,7 +147,7 @@ OPTIMIZERS = {
 }
 
 #: Those that unscale FP16 gradients themselves, for messages.
-UNSCALING = " or ".join(entry.name for entry in OPTIMIZERS.values() if entry.unscales)
+UNSCALING = " or ".join(entry.name for entry in OPTIMIZERS.values() if entry.masters)
 
 #: Classes of torch.optim that cannot take a step of the trainer.
 _UNUSABLE = {
@@ -181,7 +164,7 @@ def entry_of(name: str) -> Entry:
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     if is_dotted_path(name):
-        return Entry(name, "", lambda _: resolve(name, "optimizer.name"), unscales=None)
+        return Entry(name, "", lambda: resolve(name, "optimizer.name"))
     return Entry(name, "", _of("torch.optim", name))
 
 

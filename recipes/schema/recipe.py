@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_v
 from ...amp import LOSS_SCALES, OPT_LEVELS, PRECISION_NAMES
 from ...lars import Span
 from .data import Data, Loss, Mixing
-from .optimizers import UNSCALING, entry_of
+from .optimizers import entry_of
 from .sections import (
     BatchNorm,
     Checkpoint,
@@ -213,10 +213,6 @@ class Recipe(Section):
             why = " with its args" * bool(entry.trust_ratios)
             what = f"{self.optimizer.name} has no trust ratios{why}; valid: null"
             raise wrong("trust_ratios_every", what)
-        scaled = self.loss_scale != "none"
-        if self.precision == "fp16-pure" and entry.unscales is False and scaled:
-            what = f"{entry.name} cannot unscale FP16 gradients; valid with fp16-pure"
-            raise wrong("precision", f"{what}: optimizer.name {UNSCALING}, or loss_scale none")
         if self.schedule.warmup_shape == "exponential" and self.optimizer.lr == 0:
             raise wrong("optimizer.lr", "an exponential warm-up needs a peak; valid: above 0")
         return self

@@ -17,7 +17,8 @@ RETIRED: dict[str, Any] = {
     **{"data.hw_decoder_load": "auto", "data.stages": [], "ema.every": 1, "ema.warmup": True},
     **{"mixing.prob": 1.0, "mixing.switch_prob": 0.5, "mlperf.cache_cleared": False},
     **{"mlperf.log": None, "mlperf.org": "unstated", "mlperf.platform": None},
-    **{"mlperf.status": "research", "optimizer.denominator": "sum-of-norms", "optimizer.eps": 0.0},
+    **{"mlperf.status": "research", "model.zero_init_last_norm": True},
+    **{"optimizer.denominator": "sum-of-norms", "optimizer.eps": 0.0},
     **{"optimizer.trust_clip": False, "profile.memory": False, "profile.shapes": False},
     **{"profile.stacks": False, "schedule.factor": 0.1, "stages[].micro_batch_size": None},
 }

@@ -37,10 +37,8 @@ class Model(Section):
     """Model of timm, airbench, alexnet_bn, resnet50_blurpool, resnet9, or the dotted path of a
     factory, such as mypkg.module:factory, which is called with num_classes and args."""
     args: dict[str, Any] = Field({})
-    """Keyword arguments of the model."""
-    zero_init_last_norm: bool = True
-    """Initialize the weight (gamma) of the last norm layer in each residual block to zero, so that
-    the block starts as its shortcut."""
+    """Keyword arguments of the model. ResNets of timm, and ours, initialize the weight (gamma) of
+    the last norm layer in each residual block to zero unless zero_init_last is false."""
 
     @model_validator(mode="after")
     def _check(self) -> Model:

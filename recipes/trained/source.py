@@ -57,13 +57,12 @@ class Trained:
     def build(self) -> nn.Module:
         """Build the recipe's model with these weights, in FP32 on the CPU, for evaluation."""
         recipe = self.loaded.recipe.model
-        plain = recipe.model_copy(update={"zero_init_last_norm": False})
         outputs = len(self.classes) or 1000
-        model = build_model(plain, outputs)
+        model = build_model(recipe, outputs)
         head = classifier(model, model.state_dict())
         rows = {len(self.weights[name]) for name in head if name in self.weights}
         if len(rows) == 1 and rows != {outputs}:
-            model = build_model(plain, rows.pop())
+            model = build_model(recipe, rows.pop())
         self._fill(model, recipe.name)
         return model.eval()
 

@@ -154,7 +154,7 @@ def prepare(loaded: Loaded, job: Job, place: RunPlace) -> Components:
     changes: list[str] = []
     if resume_from:
         changes = move_to(saved, loaded, folder, resume_from, train_loader, timeline, model)
-    optimizer = build_optimizer(recipe, model, job.device.type)
+    optimizer = build_optimizer(recipe, model)
     _check_storable(recipe, optimizer)
     return Components(
         resume_from=resume_from,

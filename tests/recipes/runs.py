@@ -35,7 +35,7 @@ BASE = [
     "evaluate_every=1ep",
     "checkpoint.every=null",
 ]
-NO_BATCH_NORM = ["model.name=test_vit", "model.args.img_size=32", "model.zero_init_last_norm=false"]
+NO_BATCH_NORM = ["model.name=test_vit", "model.args.img_size=32"]
 
 
 JOB = Job(0, 1, 1, torch.device("cpu"))

@@ -217,24 +217,6 @@ def test_a_rank_that_fails_alone_on_nccl_does_not_destroy_the_group(
     assert calls == [1] * destroyed
 
 
-@pytest.mark.parametrize(
-    ("name", "back_end", "words"),
-    [
-        ("nccl", "ProcessGroupNCCL2", "nccl (ProcessGroupNCCL2, NCCL 2.30.7)"),
-        ("nccl-legacy", "ProcessGroupNCCL", "nccl-legacy (ProcessGroupNCCL, NCCL 2.30.7)"),
-        ("gloo", "", "gloo"),
-    ],
-)
-def test_the_back_end_in_words(monkeypatch, name, back_end, words):
-    one = job.Job(0, 1, 1, torch.device("cpu"))
-    assert one.back_end == ""
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_backend", lambda: name)
-    monkeypatch.setattr(job, "nccl_class", lambda: back_end)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
-    assert one.back_end == words
-
-
 def use_folder(own, folder):
     run_folder._PATIENCE_SECONDS = 0.1
     run_folder.check_shared(folder, this_job())

@@ -84,7 +84,7 @@ def test_options_have_their_effects_on_a_cluster():
 
 
 def test_any_model_of_timm_is_simulated_with_its_own_times():
-    """The recipe's residual blocks do not matter, nor do t0 and rate of a preset for ResNet-50."""
+    """Neither t0 nor the rate of a preset for ResNet-50 matters."""
     found = simulated(
         *("model.name=vit_tiny_patch16_224", "--gpu", "a100", "--gpus", "16"),
         *("--measured", "64:31.5ms,256:98ms", "--images-per-gpu", "128"),

@@ -17,7 +17,6 @@ def test_recipes_and_files_complete(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("extends: digits")
     assert complete_recipe("") == [*recipe_names(), "mine.yaml"]
-    assert complete_recipe("resnet50-jia") == ["resnet50-jia-b65536"]
     assert complete_recipe("mi") == ["mine.yaml"]
 
 

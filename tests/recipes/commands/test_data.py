@@ -24,9 +24,8 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
         assert result.exit_code == 0, result.output
         assert result.stdout == f"{out}: 53 images in train, 23 images in val\n"
     assert "writing train and val: " not in result.stderr  # it was there
-    result = run("check", out, "--json", tmp_path / "found.json")
+    result = run("check", out)
     assert result.exit_code == 0, result.output
-    findings = json.loads((tmp_path / "found.json").read_text())
     shards = len(list((out / "train").glob("*.tar")))
     assert shards > 2
     lines = [line.split("  ") for line in result.stdout.splitlines()]
@@ -35,9 +34,10 @@ def test_a_folder_becomes_shards_that_are_checked(photos, tmp_path):
     assert rows["images"] == ["53", "23"]
     assert rows["images per class *"] == ["16, 17, 20", "1, 9, 13"]
     assert result.stdout.splitlines()[-1] == f"{out}: no problem that stops training"
+    assert result.stderr.splitlines()[0].startswith("checking train: 0 of 53 images, ")
+    findings = json.loads(run("check", out, "--json").stdout)
     assert findings["usable"] is True
     assert findings["splits"][0]["kinds"] == {"JPEG RGB": 53}
-    assert result.stderr.splitlines()[0].startswith("checking train: 0 of 53 images, ")
 
 
 def test_what_stops_training_and_damaged_images_give_exit_code_1(photos, tmp_path):
@@ -51,13 +51,13 @@ def test_what_stops_training_and_damaged_images_give_exit_code_1(photos, tmp_pat
     shutil.copy(data / "train/ant/000.JPEG", data / "val/ant/copy.JPEG")
     for i in range(12):
         (data / "train" / "ant" / f"empty{i:02d}.jpeg").touch()
-    result = run("check", data, "--json", tmp_path / "found.json")
+    result = run("check", data)
     assert result.exit_code == 1
     what = "Corrupt JPEG data: premature end of data segment"
     for part in (
         "stops training (12):\n",
         f"  {data}/train/ant/empty00.jpeg: it is empty\n",
-        "  and 2 more; --json FILE has them\n",
+        "  and 2 more; --json has them\n",
         f"both train and val (1):\n  {data}/train/ant/000.JPEG = {data}/val/ant/copy.JPEG\n",
         f"damaged (1):\n  {path}: {what}\n",
     ):
@@ -65,7 +65,9 @@ def test_what_stops_training_and_damaged_images_give_exit_code_1(photos, tmp_pat
     row = next(line for line in result.stdout.splitlines() if line.startswith("damaged "))
     assert row.split() == ["damaged", "0", "1"]
     assert result.stdout.endswith("; 12 problems that stop training\n")
-    found = json.loads((tmp_path / "found.json").read_text())
+    result = run("check", data, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
     assert len(found["corrupt"]) == 12
     assert found["damaged"] == [{"name": str(path), "what": what}]
     assert found["usable"] is False

@@ -50,31 +50,26 @@ def test_a_command_is_started_again_with_its_options(started, photos, words, opt
     assert before == Counter(again)
 
 
-def bound(words):
-    return run.parse_args(words).numa_binding
+def test_ranks_are_bound_to_the_cores_of_their_gpus_where_torchrun_can(started, monkeypatch):
+    def bound(*words):
+        started.clear()
+        torchrun(2, "largebatch.recipes.train", ["digits", *words])
+        options = run.parse_args(started)
+        assert options.nproc_per_node == "2"
+        return options.numa_binding
 
-
-def test_ranks_are_bound_if_they_have_gpus(started):
-    torchrun(2, "largebatch.recipes.train", ["digits"])
-    assert (bound(started), run.parse_args(started).nproc_per_node) == ("node", "2")
-    started.clear()
-    torchrun(2, "largebatch.recipes.train", ["digits", "device=cpu"])
-    assert bound(started) is None
-
-
-@pytest.mark.parametrize("lacks", ["numactl", "GPU", "cores", "function"])
-def test_ranks_are_not_bound_where_torchrun_would_fail(started, monkeypatch, lacks):
-    def gpu(device_index, numa_options):
+    def no_second_gpu(device_index, numa_options):
         if device_index == 1:
             raise RuntimeError("No accelerator available for NUMA binding")
         return {0}
 
-    if lacks == "numactl":
-        monkeypatch.setattr(binding.shutil, "which", lambda program: None)
-    elif lacks == "function":
-        monkeypatch.delattr(binding, "_get_validated_logical_cpus_to_bind_to")
-    else:
-        found = gpu if lacks == "GPU" else lambda **_: set()
-        monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", found)
-    torchrun(2, "largebatch.recipes.train", ["digits"])
-    assert bound(started) is None
+    assert bound() == "node"
+    assert bound("device=cpu") is None
+    for cores in (no_second_gpu, lambda **_: set()):
+        with monkeypatch.context() as patch:
+            patch.setattr(binding, "_get_logical_cpus_to_bind_to", cores)
+            assert bound() is None
+    monkeypatch.setattr(binding.shutil, "which", lambda program: None)  # without numactl
+    assert bound() is None
+    monkeypatch.delattr(binding, "_get_validated_logical_cpus_to_bind_to")
+    assert bound() is None

@@ -29,7 +29,6 @@ MISTAKES = {
     "train digits data.path=nowhere/digits": "no folder nowhere/digits",
     "train digits data.path={empty_class}": "train/b has no images",
     f"{TRAIN}/train": "data.path: {photos}/train has no val/ to evaluate on; valid: ",
-    "train digits device=cuda": "has no CUDA GPU; valid: device=cpu",
     f"{TRAIN} comm.ranks_per_node=2": "ranks_per_node: 1 ranks cannot be split into nodes of 2",
     "recipes keys optimiser": "unknown section 'optimiser'; did you mean 'optimizer'? Valid: model",
     "schedule digits epochs=0.01": "epochs: 0.01 is less than one step",
@@ -41,13 +40,11 @@ MISTAKES = {
     f"{SCHEDULE} --out no/x.png": "--out: no folder no for x.png; valid: one that exists",
     "tune precision digits data.path={photos} resume=true": "resume: true takes the newest "
     "checkpoint of a run folder; valid here: resume=PATH",
-    "report nowhere": "RUN: nowhere is no folder; valid: a run's folder",
     "runs nowhere": "DIR: no folder nowhere; valid: a folder that holds runs",
     "runs .": "holds no run; valid: the folder of a run, which has a metrics.jsonl",
     "runs . --sort top-1": "unknown key 'top-1'; did you mean 'top1'? Valid: run, ",
     f"{SIMULATE} --measured 128:9": "--links: missing; valid: INTRA+INTER, such as nvlink4+ndr-x8",
     f"{SIMULATE} --measured 2470": "--measured: '2470': no throughput; valid: [GPUSx]IMAGES:RATE",
-    f"{SIMULATE} --measured 0x64:9": "--measured: '0x64:9': a 0; valid: [GPUSx]IMAGES:RATE",
     f"{SIMULATE} --measured 64:9ms,64:9ms": "images: 64 twice; valid: [GPUSx]IMAGES:RATE",
     f"{SIMULATE} --measured 64:9,8x96:99": "not one or two throughputs of the same GPUs; valid: [",
     f"{SIMULATE} --gpu a100 --measured 8:9000": "is no part of a step of 0.000888",
@@ -56,7 +53,6 @@ MISTAKES = {
     f"{P40} --gpus 1": "--gpus: 1 needs no all-reduce; valid: 2 or more",
     f"{P40} --gpus 100": "--gpus: 100 GPUs do not fill nodes of 8; valid: a m",
     f"{P40} model.name=resnet18": "of p40 is for resnet50 only",
-    f"{P40} --links pcie3": "--links: 'pcie3' has no known link",
     f"{P40} --links pcie3+edrx": "between nodes; did you mean 'edr'? Valid: INTRA+INTER",
     f"{P40} --plan none.json": "plan none.json: No such file",
     f"{P40} --fitted none.json": "--fitted: none.json: No such file",
@@ -68,23 +64,17 @@ MISTAKES = {
     f"{COMM} --out plan.txt": "--out: cannot write a plan to plan.txt; valid",
     f"{COMM} --recipe digits": "--recipe: must be given together with --images",
     f"{PLAN} --gpus eight": "--gpus: 'eight' is no list of numbers; valid: such as 64 or 8,64",
-    f"{PLAN} --gpus 0": "--gpus: 0 GPUs cannot train; valid: 1 or more",
     f"{PLAN} --gpus 48": "--gpus: 48 does not divide batch_size 65536; valid: 32 or 64 GPUs",
-    f"{PLAN} --gpus 8": "--links: missing; valid: INTRA+INTER, such as nvlink4+ndr-x8, or",
     f"{OWN} --gpus 16 --gpus-per-node 3": "16 GPUs do not fill nodes of 3; valid: a mu",
     f"{OWN} batch_norm.ranks=3": "batch_norm.ranks: 3 does not divide",
     f"{OWN} --fitted none.json": "--fitted: given together with other options on links",
-    f"{OWN} comm.plan=none.json": "plan none.json: No such file",
-    f"{TUNE} --lr 2..1": "--lr: 2..1 is an empty range; valid: LOW..HIGH with 0 < LOW < HIGH",
     f"{TUNE} --lr 2": "--lr: '2' is not a range; valid: LOW..HIGH, such as 0.1..10",
-    f"{TUNE} --lr a..b": "--lr: 'a..b' is not a range; valid: LOW..HIGH, such as 0.1..10",
     f"{TUNE} --runs 1 --minutes 1": "--runs: cannot be combined with --minutes",
     f"{TUNE} --runs 5": "--runs: 5 is too little: the shortest trial takes about 1 runs, and",
     f"{CRITICAL} --batches 8,x": "--batches: '8,x' is not a list of whole numbers; valid: such as",
     f"{CRITICAL} --batches 4,64": "--batches: 64 is not possible with 40 training images; valid:",
     f"{CRITICAL} --rule cubic": "--rule: unknown: 'cubic'; valid: linear, sqrt",
     f"{CRITICAL} --epochs 1 --batches 4,8": "--epochs: 1 are too few for a batch of 8, which ",
-    f"{CRITICAL} data.holdout=53": "data.holdout: 53 of 53 training images leaves none to train on",
     f"{CRITICAL} --nproc 3": "batch_size",
     "data prepare mnist": "unknown data set 'mnist'; valid: digits, cifar10, imagenet, folder",
     f"{FOLDER} --format zip": "unknown format 'zip'; valid: folder, webdataset",
@@ -99,7 +89,6 @@ MISTAKES = {
     "cifar-10-python.tar.gz from",
     "data check nowhere": "nowhere; valid: a data set, or its folder train or v",
     "data check {photos} --workers 0": "--workers: 0 is too small; valid: at",
-    "data check {photos} --json no/x.json": "--json: there is no folder ",
 }
 
 
@@ -118,10 +107,3 @@ def test_a_mistake_is_reported_in_one_line(photos, tmp_path, monkeypatch, words)
     assert MISTAKES[words].format(**given) in line
     left = sorted(path.name for path in (tmp_path / "here").rglob("*"))
     assert left == (["journal.log", "x"] if "--runs 5" in words else [])
-
-
-@pytest.mark.parametrize("rate", ["0", "-5"])
-def test_a_throughput_is_above_zero(rate):
-    result = run(*COMM.split(), "--recipe", "digits", "--images-per-second", rate)
-    assert result.exit_code == 2
-    assert "'--images-per-second'" in result.output

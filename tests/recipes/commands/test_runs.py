@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +15,7 @@ from largebatch.recipes.training.folder.lock import locked
 from largebatch.recipes.training.folder.names import ENDING, LOCK, METRICS, SUMMARY
 from largebatch.recipes.training.folder.outcome import find_runs, outcome_of
 from tests.recipes.commands.test_app import command, run
-from tests.recipes.runs import leave_lock, make
+from tests.recipes.runs import leave_lock
 
 TRAIN = {"split": "train", "step": 5, "epoch": 0.5, "loss": 1.25, "top1": 40.0, "seconds": 30.0}
 VAL = {"split": "val", "step": 10, "epoch": 1.0, "loss": 1.0, "top1": 61.5, "seconds": 2.0}
@@ -53,13 +51,10 @@ def test_a_run_is_told_from_its_files(tmp_path):
     assert found.changed == (folder / METRICS).stat().st_mtime
     assert found.damaged_lines == 1  # the other one is not complete yet
     assert lines([found], tmp_path, 80)[2] == "  a: x; damaged lines of metrics: 1"
-
-
-def test_a_finished_run_is_told_from_its_summary(tmp_path):
+    # Of a run that finished, its summary tells more.
     summary = {"step": 20, "total_steps": 40, "epoch": 2.0, "top1": 70.0, "best_top1": 71.0}
     summary |= {"ema_top1": 72.0, "train_loss": 0.5, "train_seconds": 99.0}
-    folder = write_run(tmp_path / "a", ending={"status": "finished"}, summary=summary)
-    found = outcome_of(folder)
+    found = outcome_of(write_run(tmp_path / "b", ending={"status": "finished"}, summary=summary))
     assert found.state == "finished"
     assert found.reason == "at step 20 of 40, by stop_after or target_accuracy"
     assert (found.top1, found.best_top1, found.ema_top1, found.seconds) == (70, 71, 72, 99)
@@ -185,43 +180,3 @@ def test_names_that_cannot_be_printed_are_shown_by_their_bytes(tmp_path):
         f"  {shown}: {shown} cannot be read",
         "1 run: 1 failed",
     ]
-    found = replace(outcome_of(tmp_path / name), optimizer="\x1b[1m", recipe="r" * 70)
-    assert max(map(len, lines([found], tmp_path, 60))) == 60
-    assert not any("\x1b" in line for line in lines([found], tmp_path, 80))
-
-
-@pytest.mark.slow("trains a run in four parts")
-def test_the_trainer_records_how_a_run_ends(photos, tmp_path):
-    folder = tmp_path / "run"
-
-    def ends(state, reason):
-        found, record = outcome_of(folder), json.loads((folder / ENDING).read_text())
-        assert (found.state, found.reason, record["status"]) == (state, reason, state)
-        return found
-
-    make(photos, folder, "stop_after=2").run()
-    found = ends("finished", "at step 2 of 7, by stop_after or target_accuracy")
-    assert (found.recipe, found.step) == ("digits", 2)
-
-    trainer = make(photos, folder, "resume=true")
-    trainer.callbacks.step_end = lambda step: os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(SystemExit):
-        trainer.run()
-    assert ends("stopped", "SIGTERM").step == 3
-
-    trainer = make(photos, folder, "resume=true")
-    trainer.callbacks.step_begin = lambda step: trainer.context.stop("enough is enough")
-    trainer.run()
-    ends("stopped", "enough is enough")
-
-    trainer = make(photos, folder, "resume=true")
-
-    def look(step):
-        assert not (folder / ENDING).exists()
-        assert outcome_of(folder).state == "running"
-        raise ValueError("two\nlines")
-
-    trainer.callbacks.step_begin = look
-    with pytest.raises(ValueError, match="two"):
-        trainer.run()
-    ends("failed", "ValueError: two lines")

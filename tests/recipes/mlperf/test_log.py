@@ -193,37 +193,18 @@ def test_a_missing_library_is_reported_in_one_line(photos, tmp_path, monkeypatch
 
 
 BROKEN = {
-    "optimizer.name": "sgd",
-    "optimizer.args": "{eps: 1e-8}",
-    "optimizer.weight_decay": 3e-4,
-    "optimizer.trust_coefficient": 0.02,
-    "optimizer.dialect": "torch",
-    "optimizer.bias_lr_scale": 0.5,
-    "optimizer.body_lr_scale": 0.5,
-    "optimizer.nesterov": "true",
-    "optimizer.clip_grad_norm": 1.0,
-    "optimizer.decay_bias_and_norm": "true",
-    "optimizer.adapt_bias_and_norm": "true",
-    "schedule.name": "cosine",
-    "schedule.power": 1,
-    "schedule.end": 0,
-    "schedule.warmup_shape": "quadratic",
-    "schedule.start": 0.1,
-    "label_smoothing": 0.2,
-    "mixing.mixup": 0.2,
-    "mixing.cutmix": 1,
-    "loss.name": "binary-cross-entropy",
-    "data.flip": "alternating",
-    "data.translate": 2,
-    "init.from": "runs/other/weights.pt",
-    "init.images": "5000",
-    "ema.decay": 0.99,
-    "stages": "[{from: 1ep, image_size: 24}]",
-    "target_accuracy": 70,
+    **{"optimizer.name": "sgd", "optimizer.args": "{eps: 1e-8}", "optimizer.weight_decay": 3e-4},
+    **{"optimizer.trust_coefficient": 0.02, "optimizer.dialect": "torch"},
+    **{"optimizer.bias_lr_scale": 0.5, "optimizer.body_lr_scale": 0.5},
+    **{"optimizer.nesterov": "true", "optimizer.clip_grad_norm": 1.0},
+    **{"optimizer.decay_bias_and_norm": "true", "optimizer.adapt_bias_and_norm": "true"},
+    **{"schedule.name": "cosine", "schedule.power": 1, "schedule.end": 0, "schedule.start": 0.1},
+    **{"schedule.warmup_shape": "quadratic", "label_smoothing": 0.2, "mixing.mixup": 0.2},
+    **{"mixing.cutmix": 1, "loss.name": "binary-cross-entropy", "data.flip": "alternating"},
+    **{"data.translate": 2, "init.from": "runs/other/weights.pt", "init.images": "5000"},
+    **{"ema.decay": 0.99, "stages": "[{from: 1ep, image_size: 24}]", "target_accuracy": 70},
     "evaluate_every": "1ep",
 }
-
-
 OK = ["track=mlperf", "evaluate_every=4ep"]
 
 

@@ -88,7 +88,7 @@ def test_other_image_sizes_fit_and_a_wrong_one_is_refused(size):
 
 def test_images_of_another_size_are_refused_before_the_run(photos, tmp_path):
     keys = ["model.name=alexnet_bn", "model.args={img_size: 67}", "data.image_size=67"]
-    keys += ["data.eval_resize=72", "model.zero_init_last_norm=false"]
+    keys += ["data.eval_resize=72"]
     with torch.device("cpu"):
         make(photos, tmp_path / "run", *keys)
     for more in ("data.image_size=70", "data.eval_size=70", "stages=[{from: 1ep, image_size: 70}]"):

@@ -29,7 +29,7 @@ def test_arguments_of_timm_give_stochastic_depth_and_blur_pooling():
 @pytest.mark.parametrize("max_pool", [False, True])
 def test_ffcvs_form_blurs_before_the_strided_convolutions(max_pool):
     args = {"max_pool": max_pool, "drop_path_rate": 0.1, "zero_init_last": False}
-    model = build_model(Model(name="resnet50_blurpool", args=args, zero_init_last_norm=False), 1000)
+    model = build_model(Model(name="resnet50_blurpool", args=args), 1000)
     blurs = sorted(f"{first}.{place}.0" for first in FIRST for place in ("conv2", "downsample.0"))
     assert sorted(names(model, Blur)) == blurs + ["maxpool.1"] * max_pool
     assert sum(p.numel() for p in model.parameters()) == 25_557_032

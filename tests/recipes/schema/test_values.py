@@ -36,17 +36,6 @@ def test_a_recipe_with_a_damaged_value_is_valid_or_refused(tmp_path_factory, nam
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[" * 10_000, "{a: " * 10_000, "- " * 10_000, "a: &a [*a, *a]", "a: !!int ''", "a: !!bool x"],
-)
-def test_text_that_is_no_recipe_is_refused(tmp_path, text):
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(RecipeError, match="not YAML in UTF-8: "):
-        load(str(path))
-
-
-@pytest.mark.parametrize(
     ("text", "value"),
     [
         *(("5", 5), ("+3", 3), ("-0", 0), ("1_000", 1000), ("0x10", 16)),

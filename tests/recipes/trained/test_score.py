@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import timm
@@ -13,8 +11,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from largebatch.pipeline import DataError
-from largebatch.recipes.errors import AgreedError, RecipeError
+from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.ranks import Job
 from largebatch.recipes.schema.load import RECIPE
 from largebatch.recipes.trained.score import check_fit, score, wilson
@@ -201,17 +198,6 @@ def test_shards_without_names_are_numbered_as_in_training(plain):
     fit(SimpleNamespace(classes=("0", "1", "2")))
     with pytest.raises(RecipeError, match=r"has class 0 'bee', which is 'ant' in the model of "):
         fit(SimpleNamespace(classes=("bee", "ant", "cat")))
-
-
-def test_another_rank_reports_what_it_alone_finds(plain, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("largebatch.recipes.ranks.joined", lambda recipe: nullcontext(JOB))
-    for error, reports in ((DataError("a.jpg is broken"), True), (AgreedError("a.jpg"), False)):
-        failing = Mock(side_effect=error)
-        monkeypatch.setattr("largebatch.recipes.trained.score.score", failing)
-        result = run("evaluate", plain)
-        assert (result.exit_code, "a.jpg" in result.stderr) == (2, reports)
-        failing.assert_called_once()
 
 
 def test_code_that_a_runs_folder_names_is_imported_only_if_it_is_trusted(

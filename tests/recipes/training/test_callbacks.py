@@ -156,7 +156,7 @@ def test_a_package_of_the_user_gives_the_model_the_optimizer_and_a_callback(
     monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{package.parent}")
     keys = [*BASE, *SHORT, f"data.path={photos}", "run_dir=run"]
     keys += ["model.name=mypkg.module:net", "model.args={width: 6}"]
-    keys += ["model.zero_init_last_norm=false", "optimizer.weight_decay=0.1", "optimizer.lr=0.01"]
+    keys += ["optimizer.weight_decay=0.1", "optimizer.lr=0.01"]
     keys += ["optimizer.name=mypkg.module:optimizer", "optimizer.args={betas: [0.8, 0.9]}"]
     keys += ["callbacks=[{name: mypkg.module:Watch, args: {file: watched}}]"]
     program = [sys.executable, "-m", "largebatch.recipes.train", "digits", *keys]

@@ -25,8 +25,8 @@ NARROW, FULL = {"channels": [8, 16, 16, 16]}, {"channels": [64, 128, 256, 512]}
 
 def built(name="resnet18", classes=10, *, zero=True, seed=1, **args):
     torch.manual_seed(seed)
-    args = {**NARROW, **args}
-    return build_model(Model(name=name, args=args, zero_init_last_norm=zero), classes)
+    args = {**NARROW, "zero_init_last": zero, **args}
+    return build_model(Model(name=name, args=args), classes)
 
 
 def stirred(model):

@@ -10,7 +10,6 @@ from tests.recipes.runs import make, train, weights
 AIRBENCH = [
     "model.name=airbench",
     "model.args.widths=[4,4,4]",
-    "model.zero_init_last_norm=false",
     "init.images=40",
 ]
 

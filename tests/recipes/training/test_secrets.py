@@ -105,7 +105,7 @@ def test_no_file_and_no_screen_of_a_run_holds_the_query_of_its_url(
         Trainer.of(load(str(stored), [*again, f"data.path={url}"]), JOB).run()
         call("evaluate", folder, f"data.path={url}")
         call("export", folder, "--to", "safetensors", "--out", tmp_path / "export")
-        call("report", folder)
+        call("report", folder, "--out", tmp_path / "report.html")
         server.query = "sv=2025"
         message = refused(RemoteStorage(url).sizes, ["train/index.npz"], kind=DataError)
     assert "HTTP status 403" in message

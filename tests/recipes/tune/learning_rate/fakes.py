@@ -17,24 +17,20 @@ EVALUATIONS = 4
 class FakeRuns:
     """Runs whose accuracy has its peak at a rate and a warm-up, and that diverge at ten times it.
 
-    A start takes ``start`` seconds of a clock of their own, the first one ``imports`` more, and an
-    epoch one. ``fail`` is called with the numbers of the run and of the evaluation that comes;
-    a seed changes the accuracy by ``seeds`` points.
+    A start takes ``start`` seconds of a clock of their own, and an epoch one. ``fail`` is called
+    with the numbers of the run and of the evaluation that comes.
     """
 
-    def __init__(
-        self, best_lr=4.0, best_warmup=0.2, start=0.0, fail=None, seeds=0.0, loss=None, slow=1.0,
-        imports=0.0,
-    ):  # fmt: skip
+    def __init__(self, best_lr=4.0, best_warmup=0.2, start=0.0, fail=None, loss=None, slow=1.0):
         self.best_lr, self.best_warmup, self.start, self.fail = best_lr, best_warmup, start, fail
-        self.seeds, self.loss, self.slow = seeds, loss or (lambda top1: 1 - top1 / 100), slow
-        self.made, self.now, self.imports = [], 100.0, imports
+        self.loss, self.slow = loss or (lambda top1: 1 - top1 / 100), slow
+        self.made, self.now = [], 100.0
 
     def top1(self, recipe):
         off = math.log10(recipe.optimizer.lr / self.best_lr)
         warmup = abs(recipe.schedule.warmup.value - self.best_warmup)
         length = 2 / (1 + recipe.epochs)
-        return max(5, 95 - 25 * abs(off) - 40 * warmup - length + self.seeds * recipe.seed)
+        return max(5, 95 - 25 * abs(off) - 40 * warmup - length)
 
     def __call__(self, name, overrides, job, run_dir, watch=None):
         recipe = load(name, overrides).recipe
@@ -44,8 +40,7 @@ class FakeRuns:
         if job.is_main:
             (Path(run_dir) / "checkpoints").mkdir(parents=True)
         began, readings, status = self.now, [], "finished"
-        self.now += self.start + self.imports
-        self.imports = 0.0
+        self.now += self.start
         if recipe.optimizer.lr > 10 * self.best_lr:
             return Outcome("diverged", (), 0.1 * recipe.epochs, self.start)
         for part in range(1, EVALUATIONS + 1):

@@ -70,16 +70,6 @@ def test_the_best_settings_are_found_from_a_rate_ten_times_off(photos, tmp_path,
     assert {r.seed for r in fakes.made} == {0, 1}
 
 
-def test_the_mean_of_two_seeds_is_told(photos, tmp_path):
-    """Where a second seed is worse than the first one, that is part of the result."""
-    found, _ = run(photos, tmp_path, fakes=FakeRuns(seeds=-5.0))
-    [first, second] = [t for t in found.trials if t.stage == "fine" and t.place == found.best.place]
-    assert first.top1 == pytest.approx(second.top1 + 5)
-    assert f"two seeds of the best: {first.top1:.2f} % and {second.top1:.2f} %" in report.summary(
-        found
-    )
-
-
 def search_on_a_rank(photos, out):
     lines, job = [], Job(dist.get_rank(), 2, 2, torch.device("cpu"))
     found, fakes = run(photos, out, "optimizer.lr=40", job=job, say=lines.append)
@@ -181,16 +171,6 @@ def test_trials_are_fitted_to_the_minutes(photos, tmp_path):
         run(photos, tmp_path / "small", fakes=(small := FakeRuns(start=5.0)), minutes=0.5)
     assert small.made == []
     assert small.now - 100 < 15  # refused as soon as a step is timed
-
-
-def test_what_only_the_first_run_takes_is_not_planned_for_every_trial(photos, tmp_path):
-    """Imports, for example: with 30 s of them, a budget of 30 s more holds the same trials."""
-    lines = []
-    for name, imports in (("cold", 30.0), ("warm", 0.0)):
-        fakes = FakeRuns(start=1.0, imports=imports)
-        minutes = 3 + imports / 60
-        run(photos, tmp_path / name, fakes=fakes, minutes=minutes, say=lines.append)
-    assert len(lines) == 2 * len({*lines})
 
 
 def test_a_study_of_minutes_goes_on_with_lengths_as_they_were(photos, tmp_path):
@@ -313,9 +293,7 @@ def test_the_notes_say_how_far_the_neighbours_lie_behind_and_what_limits_the_res
     study, photos, tmp_path
 ):
     found, _ = run(photos, tmp_path, lr=(5.0, 50.0), runs=3.0)
-    notes = report.summary(found)
-    assert "is at the end of its range, 5 to 50" in " ".join(notes)
-    assert "two standard errors on 13 images" in " ".join(notes)
+    assert "is at the end of its range, 5 to 50" in " ".join(report.summary(found))
     free = study[0]
     lower, higher = report.numbers(free)["behind"].items()
     for rate, points in (lower, higher):
@@ -323,6 +301,7 @@ def test_the_notes_say_how_far_the_neighbours_lie_behind_and_what_limits_the_res
         assert any(note.startswith(start) for note in report.summary(free))
     above = free.best.place + 1, 0
     line = {**free.line, above: replace(free.line[above], state="diverged")}
-    diverging = replace(free, line=line)
-    assert report.numbers(diverging)["behind"] == {lower[0]: lower[1], higher[0]: None}
-    assert "all else the same, training diverges" in " ".join(report.summary(diverging))
+    assert report.numbers(replace(free, line=line))["behind"] == {
+        lower[0]: lower[1],
+        higher[0]: None,
+    }
