@@ -13,8 +13,11 @@ from ..errors import RecipeError
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Page to write: a name with .html.")
-    ] = Path("report.html"),
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", help="Page to write; default: report.html in the run's folder."
+        ),
+    ] = None,
 ) -> None:
     """Show a run, or compare several, on a page.
 
@@ -30,6 +33,10 @@ def report(
     from ..report.page import render
     from ..report.runs import read_runs
 
+    if out is None:
+        if len(runs) > 1:
+            raise RecipeError("--out: missing for several runs; valid: --out report.html")
+        out = runs[0] / "report.html"
     if out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out: cannot write {out}; valid: a name with .html")
     page = render(*read_runs(runs))

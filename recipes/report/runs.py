@@ -17,6 +17,7 @@ import numpy as np
 
 from ..files import DamagedFileError, number, object_in, read_text
 from ..schema.names import RECIPE
+from ..schema.retired import RETIRED
 from ..training.folder.names import SUMMARY
 from ..training.folder.outcome import (
     Line,
@@ -51,7 +52,6 @@ AXES = ("steps", "epochs", "images", "seconds")
 
 #: A mean or a difference of means, and half of its 95 % interval's width, None of one value.
 Estimate = tuple[float, float | None]
-
 #: What runs reach: heading with the unit, and decimals.
 QUANTITIES = {
     "top1": ("last top-1, %", 2),
@@ -124,8 +124,8 @@ class Group:
     @property
     def states(self) -> str:
         """How many seeds it has, and how many runs that did not finish."""
-        others = [run.outcome.state for run in self.runs.values()]
-        others = [state for state in others if state != "finished"]
+        states = (run.outcome.state for run in self.runs.values())
+        others = [state for state in states if state != "finished"]
         counts = [f"{others.count(state)} {state}" for state in dict.fromkeys(others)]
         return ", ".join([f"{count(len(self.counted), 'seed')} finished", *counts])
 
@@ -148,7 +148,7 @@ class Group:
     def shares(self) -> dict[str, float]:
         """The share in percent of each of :data:`PARTS` in the lines that record all of them."""
         lines = [line for run in self.runs.values() for line in run.metrics.train]
-        rows = [parts for line in lines if (parts := _parts(line))]
+        rows = list(filter(None, map(_parts, lines)))
         sums = {key: math.fsum(row.get(key, 0.0) for row in rows) for key in PARTS}
         return {key: 100 * of / math.fsum(sums.values()) for key, of in sums.items() if of}
 
@@ -168,9 +168,8 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Group], list[str]]:
     if not alike:
         raise next(iter(left_out.values()))
     members = list(alike.values())
-    groups = [
-        Group(name, _named(name, of)) for name, of in zip(_names(members), members, strict=True)
-    ]
+    named = zip(_names(members), members, strict=True)
+    groups = [Group(name, _named(name, of)) for name, of in named]
     notes = [f"{folder} is left out: it has no metrics yet." for folder in left_out]
     for group in groups:
         for name, run in group.runs.items():
@@ -220,11 +219,12 @@ def _read(folder: Path) -> Run:
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested keys as dotted keys, without those of :data:`_BESIDE`."""
-    for key, value in content.items():
-        if prefix or key not in _BESIDE:
-            nested = isinstance(value, dict) and value
-            yield from _flat(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    """Nested keys as dotted keys, without those of :data:`_BESIDE` and retired ones at default."""
+    for name, value in ((prefix + key, value) for key, value in content.items()):
+        if isinstance(value, dict) and value and name not in _BESIDE:
+            yield from _flat(value, f"{name}.")
+        elif name not in _BESIDE and (name not in RETIRED or RETIRED[name] not in (value, ...)):
+            yield name, value
 
 
 def _names(members: Sequence[list[Run]]) -> list[str]:

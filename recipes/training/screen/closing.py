@@ -250,7 +250,7 @@ def _where_the_time_went(facts: dict[str, Any]) -> Iterable[tuple[str, float]]:
 def next_commands(status: Status, run: RunContext, facts: Mapping[str, Any]) -> list[str]:
     """Return at most two commands to go on with, the more useful one first."""
     folder, job = str(run.run_dir), run.job
-    report = shlex.join(["largebatch", "report", folder, "--out", "report.html"])
+    report = shlex.join(["largebatch", "report", folder])
     if status == "stopped":
         return [*(resume_commands(run) if facts["checkpoint_step"] is not None else []), report]
     if status == "diverged":  # find a rate at which it trains

@@ -145,8 +145,8 @@ def test_the_main_job_through_all_rooms(tmp_path, monkeypatch):
     assert summary["top1"] >= 97  # 98.5 and more in the whole recipe: main_job.py
     assert Image.open(tmp_path / "runs/short/report.png").size[0] > 800
     monkeypatch.chdir(tmp_path)
-    assert run("report", "runs/short").stdout == "report.html\n"
-    assert "finished" in (tmp_path / "report.html").read_text()
+    assert run("report", "runs/short").stdout == "runs/short/report.html\n"
+    assert "finished" in (tmp_path / "runs/short/report.html").read_text()
 
 
 @pytest.mark.slow("trains twice")

@@ -72,12 +72,16 @@ def test_a_name_is_what_sets_a_run_apart(run_of, keys, names):
 
 
 def test_keys_that_do_not_change_training_do_not_divide_seeds(run_of):
+    of_an_earlier_version = run_of("d", seed=3)
+    with (of_an_earlier_version / "recipe.yaml").open("a") as file:
+        file.write("cuda_graph: false\n")
     (group,) = grouped(
         run_of("a", "run_dir=x", "track=[]", "log_every=7"),
         run_of("b", "profile.steps=3..4", seed=1),
         run_of("c", "track=[]", seed=2),
+        of_an_earlier_version,
     )
-    assert len(group.counted) == 3
+    assert len(group.counted) == 4
 
 
 def test_what_differs_has_facts_beside_the_recipe(run_of, two):

@@ -182,7 +182,7 @@ def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
     monkeypatch.setattr(Search, "_search", lambda search: sys.exit())  # its trials
     for command in facts["next"]:
         run_command(command)
-    assert Path("report.html").stat().st_size > 10_000
+    assert Path(RUN, "report.html").stat().st_size > 10_000
     assert "export" not in kinds or Path(RUN, "export/config.json").is_file()
     if "train" in kinds:
         summary = content("summary.json")
