@@ -194,6 +194,8 @@ def test_permanent_failures_are_reported_with_the_url(both, name):
     server.fault, message, requests = PERMANENT[name]
     refused(rf"{storage.where('two.tar')} cannot be read: {message}", storage.read, FOUR)
     assert len(server.requests) == requests
+    if name == "503":
+        refused(message, storage.sizes, ["two.tar"])
     if name == "whole":  # also where it has as many bytes as were asked for
         refused(message, storage.read, [ByteRange("two.tar", 0, 5000)])
         server.fault = web_server.elsewhere

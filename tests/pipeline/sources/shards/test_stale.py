@@ -25,17 +25,12 @@ def write(folder, form, shards, label_first=True, time=2000):
         path = folder / f"{number}{SUFFIX[form]}"
         path.unlink(missing_ok=True)
         images = [Image(f"{name}.jpg", content, label) for name, content, label in samples]
-        if form == "webdataset":
-            pairs = [((i.name, i.content), (f"{i.name[:-4]}.cls", b"%d" % i.label)) for i in images]
-            formats.write_tar(
-                path, [file for pair in pairs for file in pair[:: -1 if label_first else 1]]
-            )
-        elif form == "tfrecord":
-            formats.write_records(path, [formats.example(image) for image in images], idx=False)
+        if form == "webdataset" and label_first:
+            pairs = [(f"{name}.cls", b"%d" % label) for name, _, label in samples]
+            files = zip(pairs, ((i.name, i.content) for i in images), strict=True)
+            formats.write_tar(path, [file for pair in files for file in pair])
         else:
-            formats.write_recordio(
-                path, [formats.record_payload(i, k) for k, i in enumerate(images)], idx=False
-            )
+            formats.write_shard(form, path, images)
         os.utime(path, (time, time))
 
 
