@@ -140,7 +140,7 @@ def frame_records(records: list[bytes]) -> bytes:
     return file.getvalue()
 
 
-def write_records(path: Path, records: list[bytes], idx: bool = True) -> None:
+def write_records(path: Path, records: list[bytes], idx: bool = False) -> None:
     """Write a TFRecord shard, and its index with DALI's script."""
     path.write_bytes(frame_records(records))
     if idx:
@@ -171,7 +171,7 @@ def frame_recordio(payload: bytes) -> bytes:
     return out + bytes(-len(out) % 4)
 
 
-def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
+def write_recordio(path: Path, payloads: list[bytes], idx: bool = False) -> None:
     """Write a RecordIO shard with the index of MXNet's ``IndexedRecordIO``."""
     records = [frame_recordio(payload) for payload in payloads]
     path.write_bytes(b"".join(records))
@@ -190,10 +190,10 @@ def write_shard(
         files = zip(((i.name, i.content) for i in images), labels, strict=True)
         write_tar(path, [file for pair in files for file in pair])
     elif form == "tfrecord":
-        write_records(path, [example(image, classes) for image in images], idx=False)
+        write_records(path, [example(image, classes) for image in images])
     else:
         payloads = [record_payload(image, number) for number, image in enumerate(images)]
-        write_recordio(path, payloads, idx=False)
+        write_recordio(path, payloads)
 
 
 def write_data_set(form: str, out: Path, source: Path, images_per_shard: int) -> None:

@@ -115,7 +115,7 @@ def test_the_image_and_label_of_any_example_are_read(tmp_path_factory, samples):
         encode_example({**more, "image/encoded": [content], "image/class/label": [label]})
         for more, content, label in samples
     ]
-    write_records(path, records, idx=False)
+    write_records(path, records)
     entries = scan(path, verify=True)
     assert contents(path, entries) == [content for _, content, _ in samples]
     assert [entry.label for entry in entries] == [label for *_, label in samples]
@@ -128,7 +128,7 @@ def test_unpacked_labels_and_unknown_fields_of_an_example_are_read(tmp_path):
     unknown = b"\x78\x96\x01" + b"\x7d1234" + b"\x7912345678"  # a varint, 4 bytes, 8 bytes
     path = tmp_path / "x.tfrecord"
     # Protocol buffers merge a message field that occurs twice.
-    write_records(path, [unknown + field(1, label) + field(1, unknown + image)], idx=False)
+    write_records(path, [unknown + field(1, label) + field(1, unknown + image)])
     (entry,) = scan(path)
     assert (entry.label, contents(path, [entry])) == (5, [b"abc"])
 
@@ -142,15 +142,15 @@ _RECORDS = st.tuples(
 )
 
 
-@given(st.lists(_RECORDS, min_size=1, max_size=6), st.booleans())
-def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples, indexed):
+@given(st.lists(_RECORDS, min_size=1, max_size=6))
+def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples):
     """Records of labels alone are passed over; insightface's data sets start with one."""
     path = tmp_path_factory.mktemp("records") / "x.rec"
     payloads = [
         record_payload(Image("", content, label), number, labels)
         for content, label, number, labels in samples
     ]
-    write_recordio(path, payloads, indexed)
+    write_recordio(path, payloads)
     expected = [
         (content, int(labels[0]) if labels else label)
         for content, label, _, labels in samples
@@ -158,14 +158,6 @@ def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples, i
     ]
     entries = scan(path)
     assert [*zip(contents(path, entries), [e.label for e in entries], strict=True)] == expected
-
-
-def test_only_the_records_of_an_index_are_read(tmp_path):
-    path = tmp_path / "train.rec"
-    write_recordio(path, [record_payload(Image("", b"abc", i), i) for i in range(4)])
-    lines = path.with_suffix(".idx").read_text().splitlines(keepends=True)
-    path.with_suffix(".idx").write_text(lines[3] + lines[1])
-    assert [entry.label for entry in scan(path)] == [1, 3]
 
 
 def test_checksums_without_google_crc32c_are_the_same():
@@ -266,7 +258,7 @@ def test_samples_without_one_image_and_one_label_and_damage_are_named(
     elif name == "x.tar":
         write_tar(path, content)
     else:
-        write_records(path, content, idx=False)
+        write_records(path, content)
     refused(rf"{name}[: ]{message}", scan, path)
 
 
@@ -305,24 +297,9 @@ def test_a_name_that_leads_out_of_the_tar_is_refused(tmp_path, name):
     refused(r"x\.tar holds the name .*a\.jpg', which leads out of it", scan, path)
 
 
-def test_the_index_of_another_recordio_is_refused(tmp_path):
-    path = tmp_path / "x.rec"
-    write_recordio(path, [record_payload(Image("", b"abc", 2))] * 3)
-    right = path.with_suffix(".idx").read_text()
-    for wrong, message in (
-        (right + "3\t4000\n", "has a record at byte 4,000, but .*x.rec has none there"),
-        ("0\t4\n", "has a record at byte 4, but"),
-        ("", "is empty"),
-        ("0 1 2\n", "is not an index of RecordIO"),
-        ("0\tx\n", "is not an index of RecordIO"),
-    ):
-        path.with_suffix(".idx").write_text(wrong)
-        refused(rf"x\.idx {message}", scan, path)
-
-
 def test_a_changed_byte_of_a_tfrecord_is_found_with_verify(tmp_path):
     path = tmp_path / "x.tfrecord"
-    write_records(path, [GOOD, GOOD], idx=False)
+    write_records(path, [GOOD, GOOD])
     content = bytearray(path.read_bytes())
     content[content.rindex(b"abcdef")] ^= 1
     path.write_bytes(content)
@@ -338,7 +315,7 @@ def test_a_changed_byte_of_a_tfrecord_is_found_with_verify(tmp_path):
 def test_labels_that_start_from_one(tmp_path):
     images = [Image(f"x/{i}.jpg", b"abc", i) for i in range(3)]
     records = [formats.example(image, CLASSES, label_offset=1) for image in images]
-    write_records(tmp_path / "train-00000-of-00001", records, idx=False)
+    write_records(tmp_path / "train-00000-of-00001", records)
     index = index_shards(tmp_path, label_offset=1)
     assert (index.labels.tolist(), index.classes) == ([0, 1, 2], CLASSES)
     assert index_shards(tmp_path, classes=("none", *CLASSES)).labels.tolist() == [1, 2, 3]
@@ -354,5 +331,5 @@ def test_labels_that_start_from_one(tmp_path):
 def test_a_label_with_two_class_names_is_refused(tmp_path):
     image = Image("x/0.jpg", b"abc", 0)
     records = [formats.example(image, (name,)) for name in ("ant", "bee")]
-    write_records(tmp_path / "x.tfrecord", records, idx=False)
+    write_records(tmp_path / "x.tfrecord", records)
     refused(r"label 0 and class bee, but others .* class ant", index_shards, tmp_path)

@@ -156,6 +156,3 @@ def test_an_index_of_labels_with_an_offset_is_verified(tmp_path):
     index.save(tmp_path / "train" / "index.npz")
     os.utime(tmp_path / "train" / "0.tfrecord", (1, 1))
     assert Shards(tmp_path, format="tfrecord").labels.tolist() == [0, 1]
-    older = replace(index, label_offset=None, shard_times=None)
-    older.save(tmp_path / "train" / "index.npz")
-    assert Shards(tmp_path, format="tfrecord").labels.tolist() == [0, 1]
