@@ -102,20 +102,14 @@ def test_a_loader_accepts_a_finished_timeline():
     assert [b.images.shape for b in given] == [b.images.shape for b in own]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 24}, "timeline: was made for batch_size 12; valid here: 24"),
-        ({"world_size": 3}, "timeline: was made for world_size 1; valid here: 3"),
-        ({"source": Synthetic(54, 5)}, "timeline: was made for images 53; valid here: 54"),
-        *(
-            (given, "timeline: already holds micro_batch_size, epochs and stages")
-            for given in ({"epochs": 3}, {"stages": STAGES}, {"micro_batch_size": 6})
-        ),
-        ({"training": False}, "leave out timeline in evaluation"),
-    ],
-)
-def test_a_timeline_of_another_run_is_refused(options, message):
+def test_a_timeline_of_another_run_is_refused():
     timeline = lay_out(Phase(0, 16, 12, 12), images=53, epochs=3)
-    options = {"source": Synthetic(53, 5), "batch_size": 12, "timeline": timeline} | options
-    refused(message, Loader, transform=SMALL, **options)
+    for options, message in (
+        ({"batch_size": 24}, "was made for batch_size 12; valid here: 24"),
+        ({"world_size": 3}, "was made for world_size 1; valid here: 3"),
+        ({"source": Synthetic(54, 5)}, "was made for images 53; valid here: 54"),
+        ({"epochs": 3}, "already holds micro_batch_size, epochs and stages"),
+        ({"training": False}, ".* leave out timeline in evaluation"),
+    ):
+        options = {"source": Synthetic(53, 5), "batch_size": 12, "timeline": timeline} | options
+        refused(f"timeline: {message}", Loader, transform=SMALL, **options)

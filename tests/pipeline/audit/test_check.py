@@ -76,11 +76,11 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_images_are_recognised(kind):
-    seen = examine(np.frombuffer(KINDS[kind], np.uint8))
-    assert (seen.kind, seen.width, seen.height, seen.turned) == (kind, 9, 7, False)
-    assert seen.format == kind.split()[0]
+def test_kinds_of_images_are_recognised():
+    for kind, content in KINDS.items():
+        seen = examine(np.frombuffer(content, np.uint8))
+        assert (seen.kind, seen.width, seen.height, seen.turned) == (kind, 9, 7, False)
+        assert seen.format == kind.split()[0]
 
 
 @pytest.fixture
@@ -127,11 +127,6 @@ def test_undecodable_and_damaged_images_are_named_with_the_reason(data):
         ("tail.png", "truncated PNG file"),
     ]
     assert [split.damaged for split in found.splits] == [0, 2]
-
-
-def test_a_missing_package_is_named(photos, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refused("data check needs simplejpeg, .*: pip install 'largebat", check_data, photos)
 
 
 def test_misnamed_unusual_and_other_files_do_not_stop_training(data):

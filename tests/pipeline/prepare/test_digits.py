@@ -4,8 +4,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from largebatch.pipeline import ImageFolder, prepare_digits
-from tests.conftest import refused
+from largebatch.pipeline import ImageFolder
 
 
 def test_every_digit_is_written_once_with_its_pixels(digits):
@@ -27,12 +26,3 @@ def test_every_digit_is_written_once_with_its_pixels(digits):
                 assert np.abs(small - original.images[number]).mean() < 1
     assert seen == set(range(1797))
     assert all(int(val.name(i)[-9:-5]) % 5 == 0 for i in range(360))
-
-
-def test_a_second_call_changes_nothing_and_other_files_are_kept(digits, tmp_path):
-    before = {path: path.stat().st_mtime_ns for path in digits.rglob("*.jpeg")}
-    assert prepare_digits(digits) == {"train": 1437, "val": 360}
-    assert {path: path.stat().st_mtime_ns for path in digits.rglob("*.jpeg")} == before
-    (tmp_path / "notes.txt").write_text("mine")
-    refused("is not empty and is not this data set", prepare_digits, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
