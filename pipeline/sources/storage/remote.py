@@ -35,8 +35,6 @@ _T = TypeVar("_T")
 
 # Object stores have a high latency and serve many requests at once.
 _CONCURRENT_REQUESTS = 64
-# Each piece has to arrive within the timeout, so that a server cannot send single bytes for ever.
-_PIECE_BYTES = 2**20
 _IGNORES_RANGES = (
     "the server ignores byte ranges (HTTP header Range) and sends whole files; valid: a server "
     "that supports them"
@@ -183,16 +181,10 @@ class RemoteStorage(Storage):
             )
 
     async def _body(self, stream: Any, most: int) -> bytearray:
-        """Read a body up to one byte more than ``most``, which may take as long as its size."""
+        """Read a body up to one byte more than ``most``."""
         content = bytearray()
-        while len(content) <= most:
-            end = min(most + 1, len(content) + _PIECE_BYTES)
-            async with asyncio.timeout(self._retries.read_seconds):
-                while len(content) < end:
-                    piece = await stream.read(end - len(content))
-                    if not piece:
-                        return content
-                    content += piece
+        while piece := await stream.read(most + 1 - len(content)):
+            content += piece
         return content
 
     def _all(self, calls: Iterable[_Call[_T]]) -> list[_T | Failure]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from largebatch.pipeline import Output, Progress, check_data, prepare_folder
+from largebatch.pipeline import Output, check_data, prepare_folder
 from largebatch.pipeline.audit import Spread
 from largebatch.pipeline.audit.examine import examine
 from tests.conftest import refused
@@ -202,17 +202,6 @@ def test_shards_are_compared_with_their_index(stored, tmp_path, harm):
     # The images beyond a cut are reported as well.
     assert len(found.corrupt) > 5 if harm == "cut" else len(found.corrupt) == 1
     assert found.splits[0].images == 53
-
-
-def test_progress_is_reported_and_the_number_of_threads_has_no_effect(stored):
-    reported: list[Progress] = []
-    one = check_data(stored / "tfrecord", workers=1, report=reported.append)
-    assert one == check_data(stored / "tfrecord", workers=4)
-    assert [p.what for p in reported[:1]] == ["checking train"]
-    ends = {p.what: (p.images, p.bytes, p.total_images, p.total_bytes) for p in reported}
-    assert [ends[f"checking {split.name}"] for split in one.splits] == [
-        (split.images, split.bytes, split.images, split.bytes) for split in one.splits
-    ]
 
 
 def test_a_folder_that_is_not_a_data_set_is_refused(tmp_path, stored):

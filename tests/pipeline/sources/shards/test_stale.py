@@ -40,27 +40,23 @@ _SAMPLES = st.lists(st.tuples(_CONTENT, st.integers(0, 4)), min_size=1, max_size
 
 @st.composite
 def rewritten(draw):
-    """Shards, and the same after one kind of change."""
+    """Shards, and the same after a change of one: other samples, labels, contents or order."""
     shards = [
         [(f"{number}_{i}", *sample) for i, sample in enumerate(samples)]
         for number, samples in enumerate(draw(st.lists(_SAMPLES, min_size=1, max_size=3)))
     ]
     which = draw(st.integers(0, len(shards) - 1))
-    samples = list(shards[which])
-    change = draw(st.sampled_from(["none", "permute", "contents", "label", "append", "replace"]))
-    at = draw(st.integers(0, len(samples) - 1))
-    name, content, label = samples[at]
-    if change == "permute":
-        samples = draw(st.permutations(samples))
-    elif change == "contents":  # names and labels stay where they are
-        contents = draw(st.permutations([content for _, content, _ in samples]))
-        samples = [(n, c, k) for (n, _, k), c in zip(samples, contents, strict=True)]
+    names, contents, labels = zip(*shards[which], strict=True)
+    change = draw(st.sampled_from(["permute", "contents", "label", "append"]))
+    if change == "contents":  # names and labels stay where they are
+        contents = draw(st.permutations(contents))
     elif change == "label":
-        samples[at] = (name, content, draw(st.integers(0, 4)))
+        labels = (draw(st.integers(0, 4)), *labels[1:])
     elif change == "append":
-        samples.append(("new", draw(_CONTENT), label))
-    elif change == "replace":
-        samples[at] = (name, draw(_CONTENT), draw(st.integers(0, 4)))
+        names, contents, labels = (*names, "new"), (*contents, draw(_CONTENT)), (*labels, 0)
+    samples = [*zip(names, contents, labels, strict=True)]
+    if change in ("permute", "label"):
+        samples = draw(st.permutations(samples))
     return shards, [*shards[:which], samples, *shards[which + 1 :]]
 
 
