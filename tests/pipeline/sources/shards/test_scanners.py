@@ -24,7 +24,6 @@ from tests.pipeline.formats import (
     SUFFIX,
     Image,
     encode_example,
-    field,
     frame_recordio,
     record_payload,
     write_recordio,
@@ -120,17 +119,6 @@ def test_the_image_and_label_of_any_example_are_read(tmp_path_factory, samples):
     assert contents(path, entries) == [content for _, content, _ in samples]
     assert [entry.label for entry in entries] == [label for *_, label in samples]
     assert [entry.name for entry in entries] == [f"record {i}" for i in range(len(samples))]
-
-
-def test_unpacked_labels_and_unknown_fields_of_an_example_are_read(tmp_path):
-    label = field(1, field(1, b"image/class/label") + field(2, field(3, b"\x08\x05")))
-    image = field(1, field(2, field(1, field(1, b"abc"))) + field(1, b"image/encoded"))
-    unknown = b"\x78\x96\x01" + b"\x7d1234" + b"\x7912345678"  # a varint, 4 bytes, 8 bytes
-    path = tmp_path / "x.tfrecord"
-    # Protocol buffers merge a message field that occurs twice.
-    write_records(path, [unknown + field(1, label) + field(1, unknown + image)])
-    (entry,) = scan(path)
-    assert (entry.label, contents(path, [entry])) == (5, [b"abc"])
 
 
 _PIECES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12).map(b"".join)
