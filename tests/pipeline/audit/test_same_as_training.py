@@ -165,6 +165,7 @@ def test_names_of_any_bytes_are_told_alike_and_can_be_printed(image, tmp_path):
     assert [split.images for split in found.splits] == [len(source), len(used["val"])]
     assert found.usable
     names = found.repeated[0].names
+    assert f"{root}/train/caf%E9/a%0Ab.jpg" in names
     assert names[: len(wanted)] == [source.name(i) for i in range(len(source))]
     text = io.StringIO()
     print_summary(found, Console(file=text, soft_wrap=True))

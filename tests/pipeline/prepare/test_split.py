@@ -61,6 +61,7 @@ def test_another_seed_draws_other_images(tmp_path):
     outs = {seed: Output(seed=seed) for seed in range(3)}
     draws = {(*divided(source, tmp_path / f"{s}", output=o)["val"],) for s, o in outs.items()}
     assert len(draws) == 3
+    refused(r"seed=1, not 2; valid", divided, source, tmp_path / "1", output=outs[2])
     refused(r"split=0.25, not 0.5; valid", divided, source, tmp_path / "0", 0.5)
 
 
