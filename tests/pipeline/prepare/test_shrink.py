@@ -6,12 +6,11 @@ import struct
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
 from largebatch.pipeline.decode.pillow import check_header, decode
 from largebatch.pipeline.prepare.shrink import shrink
-from tests.pipeline.decode.corpus import chunk, encode, segment
+from tests.pipeline.decode.corpus import chunk, corpus, encode, segment
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
 HEADS = (  # what Pillow parses, up to the bytes that follow
@@ -32,8 +31,7 @@ def broken(kind, content):
 
 
 JPEG, PNG = encode(NOISE, "JPEG"), encode(NOISE, "PNG")
-# Adobe's marker, which says that these are YCCK, is no metadata.
-YCCK = simplejpeg.encode_jpeg(np.asarray(NOISE.convert("CMYK")), 95, "CMYK", "444")
+RGB = corpus()["RGB by Adobe's marker"][0]  # which is no metadata
 PALETTE = encode(NOISE.convert("P"), "PNG")
 
 
@@ -43,7 +41,7 @@ def pixels(function, content):
 
 def with_metadata():
     """Whole images, and the same with metadata that nothing can read, by what was added."""
-    for plain, marker, head in itertools.product((JPEG, YCCK), MARKERS, HEADS):
+    for plain, marker, head in itertools.product((JPEG, RGB), MARKERS, HEADS):
         for content in (head, head + NOISE.tobytes()[:70]):
             yield (marker, content), plain, plain[:2] + segment(marker, content) + plain[2:]
     for plain, kind, make in itertools.product((PNG, PALETTE), CHUNKS, (chunk, broken)):
@@ -62,7 +60,7 @@ def test_pixels_do_not_depend_on_metadata():
         return decode(np.frombuffer(content, np.uint8))
 
     wanted = {
-        plain: [pixels(f, plain) for f in (shrunk, read)] for plain in (JPEG, YCCK, PNG, PALETTE)
+        plain: [pixels(f, plain) for f in (shrunk, read)] for plain in (JPEG, RGB, PNG, PALETTE)
     }
     for added, plain, other in with_metadata():
         assert [pixels(f, other) for f in (shrunk, read)] == wanted[plain], added
