@@ -10,7 +10,7 @@ from .._lazy import lazily
 if TYPE_CHECKING:
     from .audit import DataReport, check_data
     from .decode.batch import Batch
-    from .decode.crops import ERASING_MODES, IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Transform
+    from .decode.crops import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, Transform
     from .decode.options import BACKENDS, ON_ERROR, VERIFY
     from .decode.policy import check_auto_augment
     from .errors import DataError, printable
@@ -41,7 +41,6 @@ else:
 
 __all__ = [
     "BACKENDS",
-    "ERASING_MODES",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "INDEX_FILE",

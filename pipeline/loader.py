@@ -302,7 +302,7 @@ class Loader:
         batches = self._decoder(prefetch(self._requests(self.reader), self.prefetch))
         if not (self.training and self.transform.erasing):
             return batches
-        return erase(batches, self.transform.erasing, self.transform.erasing_mode, self.device)
+        return erase(batches, self.transform.erasing)
 
     @cached_property
     def prefetch(self) -> int:

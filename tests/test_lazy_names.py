@@ -41,7 +41,7 @@ def test_names_that_load_nothing_are_those_of_the_tables():
 
 def loaded_by(*arguments):
     """The modules that a command of the command line loads, which may fail."""
-    code = f"""
+    return modules_after(f"""
 import sys
 sys.argv = ["largebatch", *{arguments!r}]
 from largebatch.recipes.commands.app import main
@@ -49,8 +49,12 @@ try:
     main()
 except SystemExit:
     pass
-print(*sys.modules)
-"""
+""")
+
+
+def modules_after(code):
+    """The modules that a new process has loaded after some code."""
+    code += "\nimport sys; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1].split()
@@ -70,3 +74,13 @@ print(*sys.modules)
 def test_mistakes_lists_and_help_are_there_before_torch_is_loaded(arguments):
     loaded = loaded_by(*arguments)
     assert not {"torch", "timm", "torchvision", "nvidia.dali"} & {*loaded}
+
+
+@pytest.mark.slow("imports torch in a new process")
+def test_reading_images_loads_none_of_the_tools_and_no_back_end():
+    names = "ImageFolder, Loader, Shards, Synthetic, Transform, hold_out, index_shards"
+    loaded = modules_after(f"from largebatch.pipeline import {names}")
+    assert "largebatch.pipeline.loader" in loaded
+    tools = tuple(f"largebatch.pipeline.{tool}" for tool in ("audit", "prepare", "stalls"))
+    others = {"PIL", "torchvision", "nvidia.dali", "fsspec", "aiohttp", "sklearn", "scipy"}
+    assert not [name for name in loaded if name.startswith(tools) or name in others]

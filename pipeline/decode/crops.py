@@ -22,8 +22,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 #: How pixels are interpolated when images are resized; both are antialiased, as in Pillow.
 INTERPOLATIONS = ("bilinear", "bicubic")
-#: What erased parts of images become: zero (the mean colour), or normal noise for each pixel.
-ERASING_MODES = ("const", "pixel")
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,6 @@ class Transform:
     auto_augment: str | None = None
     #: Probability that a part of a training image is erased (:mod:`.erasing`).
     erasing: float = 0.0
-    erasing_mode: str = "const"  #: What with, one of :data:`ERASING_MODES`.
     mean: tuple[float, float, float] = IMAGENET_MEAN  #: Of the RGB channels, in 0..1.
     std: tuple[float, float, float] = IMAGENET_STD  #: Of the RGB channels, in 0..1.
 
@@ -64,7 +61,6 @@ class Transform:
             ("translate", 0 <= self.translate < size, f"at least 0, below image_size ({size})"),
             ("interpolation", self.interpolation in INTERPOLATIONS, ", ".join(INTERPOLATIONS)),
             ("erasing", 0 <= self.erasing <= 1, "0 to 1"),
-            ("erasing_mode", self.erasing_mode in ERASING_MODES, ", ".join(ERASING_MODES)),
         ):
             if not is_valid:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not valid; valid: {valid}")

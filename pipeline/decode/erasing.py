@@ -1,8 +1,8 @@
 """Random erasing (Zhong et al. 2017, arXiv:1708.04896) of normalised images, following timm.
 
 A rectangle of 2 % to a third of the area, with an aspect ratio log-uniform from 0.3 to 1 / 0.3,
-becomes zero, or noise. Rectangles are functions of the random numbers of an image, and equal for
-every backend. Images are erased where they are, a slice each, without waiting for the device.
+becomes zero, the mean colour. Rectangles are functions of the random numbers of an image, and equal
+for every backend. Images are erased where they are, a slice each, without waiting for the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..order import FURTHER, UNIFORMS
@@ -20,7 +19,7 @@ from .policy import NUMBERS
 
 _AREA, _MIN_ASPECT = (0.02, 1 / 3), 0.3
 _TRIES = 10
-_WHETHER, _X, _Y, _NOISE, _SIZES = 0, 1, 2, 3, 4
+_WHETHER, _X, _Y, _SIZES = 0, 1, 2, 4  # 3 was that of noise
 assert NUMBERS + _SIZES + 2 * _TRIES <= FURTHER
 
 
@@ -43,14 +42,8 @@ def rectangles(
     return np.where(erased[:, None], np.concatenate([corner, sides], axis=1), 0)
 
 
-def erase(
-    batches: Iterable[DecodedBatch], probability: float, mode: str, device: torch.device
-) -> Iterator[DecodedBatch]:
-    """Erase parts of batches of training on ``device``, with ``mode`` one of ``ERASING_MODES``.
-
-    The noise of an image is that of torch's generator on the device, seeded for the image.
-    """
-    noise = torch.Generator(device) if mode == "pixel" else None
+def erase(batches: Iterable[DecodedBatch], probability: float) -> Iterator[DecodedBatch]:
+    """Erase parts of the images of batches of training, where they are."""
     for decoded in batches:
         images, request = decoded.batch.images, decoded.request
         assert request is not None
@@ -59,10 +52,5 @@ def erase(
         found = rectangles(numbers, probability, request.image_size)
         for i in np.flatnonzero(found[:, 2]).tolist():
             left, top, width, height = found[i].tolist()
-            part = images[i, :, top : top + height, left : left + width]
-            if noise is None:
-                part.zero_()
-            else:
-                noise.manual_seed(int(numbers[i, _NOISE] * 2**53))
-                part.copy_(torch.randn(part.shape, generator=noise, device=part.device))
+            images[i, :, top : top + height, left : left + width].zero_()
         yield decoded

@@ -73,7 +73,7 @@ def without_metadata(content: Encoded) -> Encoded:
     """Return a JPEG or PNG file with the same pixels and without metadata; others as they are.
 
     Removed are comments and all application segments but JFIF's and Adobe's of JPEG files, and all
-    ancillary chunks but the transparency of PNG files.
+    ancillary chunks of PNG files: transparency too, which is not used.
     """
     keep = np.ones(content.size, bool)
     if is_jpeg(content):
@@ -83,5 +83,5 @@ def without_metadata(content: Encoded) -> Encoded:
             keep[begin - 4 : end] = marker not in _JPEG_METADATA
     elif is_png(content):
         for kind, begin, end in chunks(content):
-            keep[begin:end] = kind[:1].isupper() or kind == b"tRNS"
+            keep[begin:end] = kind[:1].isupper()
     return content[keep]

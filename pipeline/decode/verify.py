@@ -25,9 +25,6 @@ from .header import (
 from .pillow import check_header, decode
 from .segments import is_jpeg
 
-#: libjpeg may hold this many bytes that it has not used yet.
-_READ_AHEAD = 16
-
 
 def verify(content: Encoded) -> None:
     """Check that an image can be decoded and has no :func:`damage`; ValueError says why not."""
@@ -65,8 +62,10 @@ def _jpeg_damage(content: Encoded) -> str | None:
     except ValueError as error:
         if "subsampling" not in str(error):
             return str(error)
-        if found := _unusual_jpeg_damage(content):
-            return found
+        try:  # TurboJPEG does not know it
+            decode(content)
+        except ValueError as wrong:
+            return str(wrong)
     else:
         if not needs_reference(content) and np.abs(grey.astype(int) - 128).max() > most:
             return "parts of its picture are brighter than white or darker than black"
@@ -92,32 +91,6 @@ def _leaves_bytes(content: Encoded) -> bool:
     stuffed = content[end - 2 : end].tobytes() == b"\xff\0"
     try:
         _eighth(np.append(content[: end - 1 - stuffed], np.frombuffer(END_OF_IMAGE, np.uint8)))
-    except ValueError:
-        return False
-    return True
-
-
-def _unusual_jpeg_damage(content: Encoded) -> str | None:
-    """Return the damage to a JPEG file of a sampling that TurboJPEG does not know.
-
-    Pillow decodes it without libjpeg's warnings. Where no marker follows, it asks for further
-    bytes, and so shows whether the pixels end where their bytes do.
-    """
-    try:
-        decode(content)
-    except ValueError as error:
-        return str(error)
-    end = end_of_only_scan(content)
-    if end is None:
-        return None
-    if not _decodes(np.append(content[:end], np.zeros(_READ_AHEAD, np.uint8))):
-        return "its pixels need more bytes than it has"
-    return "bytes follow its pixels" if _decodes(content[: end - _READ_AHEAD]) else None
-
-
-def _decodes(content: Encoded) -> bool:
-    try:
-        decode(content)
     except ValueError:
         return False
     return True

@@ -18,7 +18,6 @@ from ..sources.shards import webdataset
 from ..sources.shards.shard_file import ShardFile
 from ..sources.shards.webdataset import Member
 from ..sources.storage.local import LocalStorage
-from .preparation import Preparation
 
 _PIECE_BYTES = 4 * 2**20
 _MOST_UNPACKED_BYTES = 2 * 2**30
@@ -36,10 +35,8 @@ def require_file(path: str | os.PathLike[str] | None, option: str, what: str) ->
     return path
 
 
-def check_md5(path: Path, wanted: str, preparation: Preparation, report: ProgressCallback) -> None:
-    """Verify the MD5 checksum of an archive, unless an earlier call has done so."""
-    if preparation.is_verified(path):
-        return
+def check_md5(path: Path, wanted: str, report: ProgressCallback) -> None:
+    """Verify the MD5 checksum of an archive."""
     digest = hashlib.md5(usedforsecurity=False)
     with _reading(str(path)), path.open("rb", buffering=0) as file:
         meter = Meter(report, f"checksum of {path.name}", total_bytes=path.stat().st_size)
@@ -51,7 +48,6 @@ def check_md5(path: Path, wanted: str, preparation: Preparation, report: Progres
             f"{path} has the MD5 checksum {digest.hexdigest()}, not {wanted}: download it again "
             "(--no-checksum accepts it as it is)"
         )
-    preparation.mark_verified(path)
 
 
 def members(path: Path, hidden: list[str], within: Member | None = None) -> Iterator[Member]:

@@ -26,7 +26,6 @@ from .preparation import preparing
 from .write import build
 
 MD5 = "c58f30108f718f92721af3b95e74349a"
-ENCODINGS = ("png", "jpeg")
 
 _WHERE = (
     "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "
@@ -47,7 +46,6 @@ def prepare_cifar10(
     archive: str | os.PathLike[str] | None,
     output: Output | None = None,
     *,
-    encoding: str = "png",
     checksum: bool = True,
     allow_partial: bool = False,
     report: ProgressCallback = silent,
@@ -59,31 +57,25 @@ def prepare_cifar10(
     Args:
         archive: ``cifar-10-python.tar.gz``, or a tar archive, compressed or not, of JPEG or PNG
             files ``train/<class>/<image>`` and ``test/<class>/<image>``, whose bytes are kept.
-        encoding: Encoding of the official images, which are raw pixels: ``png`` is lossless,
-            ``jpeg`` is slightly lossy and takes half the bytes.
         checksum: Whether to verify the MD5 checksum of the official archive.
         allow_partial: Whether to accept an archive with fewer images.
     """
     output = output or Output()
-    if encoding not in ENCODINGS:
-        raise DataError(f"--encoding: unknown encoding {encoding!r}; valid: {', '.join(ENCODINGS)}")
     path = require_file(archive, "--archive", _WHERE)
     settings = {
         "data set": "cifar10",
         "archive bytes": path.stat().st_size,
-        "encoding": encoding,
+        "encoding": "png",
         **output.settings(),
     }
-    if encoding == "jpeg":
-        settings["quality"] = output.quality
     with preparing(out, settings) as preparation:
         if counts := preparation.finished_counts():
             return counts
         files = read_archive(path, report)
         if _META in files:
             if checksum:
-                check_md5(path, MD5, preparation, report)
-            splits = _official(files, path, encoding, output.quality)
+                check_md5(path, MD5, report)
+            splits = _official(files, path)
         else:
             splits = _of_files(files, path)
         for images in splits:
@@ -120,8 +112,8 @@ def _of_files(files: dict[str, bytes], path: Path) -> list[Images]:
     return splits
 
 
-def _official(files: dict[str, bytes], path: Path, encoding: str, quality: int) -> list[Images]:
-    """Return the images sorted by class, each named by its position in the archive."""
+def _official(files: dict[str, bytes], path: Path) -> list[Images]:
+    """Return the images, as PNG, sorted by class, each named by its position in the archive."""
     from PIL import Image
 
     found = _unpickle(files, _META, path).get(b"label_names")
@@ -137,9 +129,9 @@ def _official(files: dict[str, bytes], path: Path, encoding: str, quality: int) 
 
         def read(number: int) -> bytes:
             colours = np.ascontiguousarray(pixels[order[number]].transpose(1, 2, 0))
-            return encode(Image.fromarray(colours), encoding, quality=quality)
+            return encode(Image.fromarray(colours), "PNG")
 
-        names = [f"{classes[labels[i]]}/{i:05d}.{encoding}" for i in order]
+        names = [f"{classes[labels[i]]}/{i:05d}.png" for i in order]
         sizes = np.full(len(order), pixels[0].size, np.int64)
         return Images(split, classes, names, labels[order], sizes, read)
 

@@ -102,9 +102,9 @@ def prepare_imagenet(
         synsets = read_synsets(labels) if val_labels else read_devkit(labels, report)
         if checksum:
             if not val_labels:
-                check_md5(labels, DEVKIT_MD5, preparation, report)
-            check_md5(val, VAL_MD5, preparation, report)
-            check_md5(train, TRAIN_MD5, preparation, report)
+                check_md5(labels, DEVKIT_MD5, report)
+            check_md5(val, VAL_MD5, report)
+            check_md5(train, TRAIN_MD5, report)
         splits = [_train(train, output.threads, report)]
         classes = splits[0].classes
         if not allow_partial:

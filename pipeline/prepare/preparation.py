@@ -105,16 +105,6 @@ class Preparation:
             if (self.out / f"{split}{_PARTIAL}").exists():
                 os.rename(self.out / f"{split}{_PARTIAL}", self.out / split)
         self._state["splits"] = {images.split: {"images": len(images)} for images in splits}
-        self._state.pop("checked", None)
-        self._save()
-
-    def is_verified(self, path: Path) -> bool:
-        """Whether an earlier call has verified the checksum of an archive."""
-        return bool(self._state.get("checked", {}).get(str(path)) == _stamp(path))
-
-    def mark_verified(self, path: Path) -> None:
-        """Record that the checksum of an archive is correct."""
-        self._state.setdefault("checked", {})[str(path)] = _stamp(path)
         self._save()
 
     def discard(self) -> bool:
@@ -122,7 +112,7 @@ class Preparation:
         partial = [self.out / f"{split}{_PARTIAL}" for split in _SPLITS]
         paths = (path for folder in partial for path in folder.rglob("*"))
         complete = any(path.is_file() and not path.name.endswith(_PARTIAL) for path in paths)
-        if complete or "checked" in self._state or any(self.folder(s) is None for s in _SPLITS):
+        if complete or any(self.folder(s) is None for s in _SPLITS):
             return False
         for folder in partial:
             shutil.rmtree(folder, ignore_errors=True)
@@ -190,11 +180,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _text(value: object) -> str:
     return "none" if value is None else str(value)
-
-
-def _stamp(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -128,15 +128,21 @@ def example(*arguments: Any, **options: Any) -> bytes:
     return encode_example(features_of(*arguments, **options))
 
 
-def write_records(path: Path, records: list[bytes], idx: bool = True) -> None:
-    """Write a TFRecord shard with TensorBoard, and its index with DALI's script."""
+def frame_records(records: list[bytes]) -> bytes:
+    """Frame the records of a TFRecord shard with TensorBoard."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    with path.open("wb") as file:
-        writer = RecordWriter(file)
-        for record in records:
-            writer.write(record)
-        writer.flush()
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for record in records:
+        writer.write(record)
+    writer.flush()
+    return file.getvalue()
+
+
+def write_records(path: Path, records: list[bytes], idx: bool = False) -> None:
+    """Write a TFRecord shard, and its index with DALI's script."""
+    path.write_bytes(frame_records(records))
     if idx:
         script = Path(sys.executable).with_name("tfrecord2idx")
         command = [sys.executable, script, path, path.with_suffix(".idx")]
@@ -165,7 +171,7 @@ def frame_recordio(payload: bytes) -> bytes:
     return out + bytes(-len(out) % 4)
 
 
-def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
+def write_recordio(path: Path, payloads: list[bytes], idx: bool = False) -> None:
     """Write a RecordIO shard with the index of MXNet's ``IndexedRecordIO``."""
     records = [frame_recordio(payload) for payload in payloads]
     path.write_bytes(b"".join(records))
@@ -173,6 +179,21 @@ def write_recordio(path: Path, payloads: list[bytes], idx: bool = True) -> None:
     if idx:
         lines = [f"{key}\t{start}\n" for key, start in enumerate(starts)]
         path.with_suffix(".idx").write_text("".join(lines))
+
+
+def write_shard(
+    form: str, path: Path, images: list[Image], classes: tuple[str, ...] | None = None
+) -> None:
+    """Write images as a shard without the index of other tools."""
+    if form == "webdataset":
+        labels = [(f"{i.name.partition('.')[0]}.cls", b"%d" % i.label) for i in images]
+        files = zip(((i.name, i.content) for i in images), labels, strict=True)
+        write_tar(path, [file for pair in files for file in pair])
+    elif form == "tfrecord":
+        write_records(path, [example(image, classes) for image in images])
+    else:
+        payloads = [record_payload(image, number) for number, image in enumerate(images)]
+        write_recordio(path, payloads)
 
 
 def write_data_set(form: str, out: Path, source: Path, images_per_shard: int) -> None:
@@ -187,15 +208,9 @@ def write_data_set(form: str, out: Path, source: Path, images_per_shard: int) ->
         order = np.arange(len(images))
         if split == "train":
             order = np.random.default_rng(0).permutation(order)
-        parts = np.array_split(order, -(-len(order) // images_per_shard))
-        for number, part in enumerate(parts):
-            path = folder / f"{split}-{number:05d}"
-            if form == "tfrecord":
-                records = [example(images[i], CLASSES) for i in part]
-                write_records(path.with_suffix(".tfrecord"), records, idx=False)
-            else:
-                payloads = [record_payload(images[i], int(i)) for i in part]
-                write_recordio(path.with_suffix(".rec"), payloads)
+        for number, part in enumerate(np.array_split(order, -(-len(order) // images_per_shard))):
+            path = folder / f"{split}-{number:05d}{SUFFIX[form]}"
+            write_shard(form, path, [images[i] for i in part], CLASSES)
         index = index_shards(folder, classes=CLASSES)
         names = tuple(images[i].name for i in order)
         replace(index, names=names).save(folder / INDEX_FILE)

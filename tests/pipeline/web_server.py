@@ -109,18 +109,6 @@ def status(code: int) -> Fault:
     return lambda handler, content: handler.answer(code, b"")
 
 
-def redirect(location: str) -> Fault:
-    """Send clients to another URL."""
-
-    def fault(handler: Handler, content: bytes) -> None:
-        handler.send_response(302)
-        handler.send_header("Location", location)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    return fault
-
-
 def hang(handler: Handler, content: bytes) -> None:
     """Send nothing until the server stops."""
     handler.server.stop.wait(20)

@@ -26,9 +26,9 @@ _Range = tuple[int, int]
 def scan(file: ShardFile, *, verify: bool = False, start: int = 0) -> Iterator[Entry]:
     """Yield the images of a shard in the order of their offsets, which is also DALI's.
 
-    If there is an index ``.idx`` (lines of "key offset"), only the records it lists are read, as
-    MXNet's readers do. Records with labels but no image are skipped; face data sets keep metadata
-    in them. Of several labels the first is the class. There are no checksums to ``verify``.
+    Records with labels but no image are skipped; face data sets keep metadata in them. Of several
+    labels the first is the class. There are no checksums to ``verify``. MXNet's index ``.idx`` is
+    not needed.
     """
     for number, (at, parts) in enumerate(_records(file, _padded(start))):
         entry = _entry(file, number, at, parts)
@@ -47,32 +47,9 @@ def image_of_parts(record: bytes) -> bytes:
 
 def _records(file: ShardFile, at: int) -> Iterator[tuple[int, list[_Range]]]:
     """Yield the start and the parts of each record from byte ``at`` on."""
-    stem = file.name.rpartition(".")[0] or file.name
-    for idx in (f"{stem}.idx", f"{file.name}.idx"):
-        content = file.storage.content(idx)
-        if content is not None:
-            break
-    else:
-        while at < file.size:
-            yield at, (parts := _record(file, at))
-            at = _end(parts)
-        return
-    where = file.storage.where(idx)
-    starts = []
-    for line in content.splitlines():
-        words = line.split()
-        if len(words) != 2 or not words[1].isdigit():
-            raise DataError(f"{where} is not an index of RecordIO; valid: lines of key and offset")
-        starts.append(int(words[1]))
-    if not starts:
-        raise DataError(f"{where} is empty: remove it, or write it again with MXNet's rec2idx")
-    for start in sorted(start for start in starts if start >= at):
-        if start >= file.size or file.at(start, 4) != _MAGIC:
-            raise DataError(
-                f"{where} has a record at byte {start:,}, but {file.where} has none there: the "
-                "index is of another file, or the shard is truncated"
-            )
-        yield start, _record(file, start)
+    while at < file.size:
+        yield at, (parts := _record(file, at))
+        at = _end(parts)
 
 
 def _record(file: ShardFile, start: int) -> list[_Range]:

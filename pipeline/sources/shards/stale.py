@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 
@@ -47,7 +46,8 @@ def stale_shards(
     order = np.lexsort((index.offset, index.shard))
     bounds = np.searchsorted(index.shard[order], np.arange(len(index.shards) + 1))
     count = None if all_images else max(_PER_SHARD, -(-_IN_ALL // len(shards)))
-    label_offset = _label_offset(index, storage, shards[0], order[bounds[shards[0]]])
+    # Indexes of earlier versions do not say it.
+    label_offset = 0 if index.label_offset is None else int(index.label_offset)
 
     def compare(shard: int) -> str:
         images = order[bounds[shard] : bounds[shard + 1]].tolist()
@@ -95,13 +95,3 @@ def _compare(index: Index, images: Sequence[int], found: Iterator[Entry], label_
         if entry.label != label:
             return f"{name} has label {entry.label}, not {label}"
     return ""
-
-
-def _label_offset(index: Index, storage: Storage, shard: int, image: int) -> int:
-    """Return the label of the first class: if the index does not say, 1 if its first image does."""
-    if index.label_offset is not None:
-        return int(index.label_offset)
-    file = ShardFile(storage, index.shards[shard], int(index.shard_bytes[shard]))
-    with suppress(DataError, StopIteration):  # these are found by comparing
-        return int(next(SCANNERS[index.format](file)).label - index.labels[image] == 1)
-    return 0

@@ -20,7 +20,7 @@ from ..base import Encoded
 
 #: Most bytes of an image. The largest of ImageNet has 15 MB.
 MOST_IMAGE_BYTES = 2**28
-#: Most bytes of an index as it is stored; :mod:`.arrays` bounds what it unpacks to.
+#: Most bytes of an index as it is stored.
 MOST_INDEX_BYTES = 2**29
 _ATTEMPTS = 2
 
@@ -65,10 +65,6 @@ class OpenFiles:
     def __init__(self) -> None:
         self._idle: OrderedDict[tuple[object, str], list[int]] = OrderedDict()
         self._count = 0
-        self._new_lock()
-        os.register_at_fork(after_in_child=self._new_lock)
-
-    def _new_lock(self) -> None:
         self._lock = threading.RLock()  # reentrant: garbage collection may call forget anywhere
 
     @contextmanager

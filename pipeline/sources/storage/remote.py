@@ -8,7 +8,6 @@ start, and raises an error.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -36,8 +35,6 @@ _T = TypeVar("_T")
 
 # Object stores have a high latency and serve many requests at once.
 _CONCURRENT_REQUESTS = 64
-# Each piece has to arrive within the timeout, so that a server cannot send single bytes for ever.
-_PIECE_BYTES = 2**20
 _IGNORES_RANGES = (
     "the server ignores byte ranges (HTTP header Range) and sends whole files; valid: a server "
     "that supports them"
@@ -47,7 +44,7 @@ _Call = tuple[str, Callable[[], Awaitable[_T]]]
 
 
 class RemoteStorage(Storage):
-    """The files below a URL, requested in fsspec's thread, by connections of each forked process.
+    """The files below a URL, requested in fsspec's thread.
 
     Args:
         url: URL of the folder; starts with one of ``SCHEMES``. Its query, as of a signed URL, is
@@ -72,9 +69,8 @@ class RemoteStorage(Storage):
         self._options = options or {}
         self._retries = retries or Retries()
         self._jitter = random.Random()  # not the global generator, which may be seeded
-        self._systems: dict[int, Any] = {}
         self._versions: dict[str, tuple[str, str]] = {}  # ETag and date of each file, as first sent
-        self._system()
+        self._system = self._make()
 
     def where(self, file: str) -> str:
         return f"{self._url}/{quote(file) if self._is_http else file}"
@@ -107,7 +103,7 @@ class RemoteStorage(Storage):
 
     async def _size(self, file: str) -> int | None:
         try:
-            size: int | None = (await self._system()._info(self.where(file) + self._query))["size"]
+            size: int | None = (await self._system._info(self.where(file) + self._query))["size"]
         except FileNotFoundError as error:
             # Over HTTP, fsspec raises this for any failure.
             if error.__cause__ is None or status_of(error) == NOT_FOUND:
@@ -141,7 +137,7 @@ class RemoteStorage(Storage):
 
     async def _get(self, file: str, most: int, span: str | None = None) -> bytearray:
         """Request a file, or a range of it, and read at most one byte more than ``most``."""
-        system, address = self._system(), self.where(file) + self._query
+        system, address = self._system, self.where(file) + self._query
         range_ = {} if span is None else {"Range": span}
         if self._is_http:
             headers = {**system.kwargs.get("headers", {}), **range_}
@@ -185,23 +181,17 @@ class RemoteStorage(Storage):
             )
 
     async def _body(self, stream: Any, most: int) -> bytearray:
-        """Read a body up to one byte more than ``most``, which may take as long as its size."""
+        """Read a body up to one byte more than ``most``."""
         content = bytearray()
-        while len(content) <= most:
-            end = min(most + 1, len(content) + _PIECE_BYTES)
-            async with asyncio.timeout(self._retries.read_seconds):
-                while len(content) < end:
-                    piece = await stream.read(end - len(content))
-                    if not piece:
-                        return content
-                    content += piece
+        while piece := await stream.read(most + 1 - len(content)):
+            content += piece
         return content
 
     def _all(self, calls: Iterable[_Call[_T]]) -> list[_T | Failure]:
         """Make all requests; raises :class:`DataError` if one fails as all others would."""
         from fsspec.asyn import sync
 
-        found: list[_T | Failure] = sync(self._system().loop, self._gather, calls)
+        found: list[_T | Failure] = sync(self._system.loop, self._gather, calls)
         return found
 
     async def _gather(self, calls: Iterable[_Call[_T]]) -> list[_T | Failure]:
@@ -234,23 +224,16 @@ class RemoteStorage(Storage):
             await asyncio.sleep(longest * self._jitter.uniform(0.5, 1.0))
             attempt += 1
 
-    def _system(self) -> Any:
-        """Return fsspec's file system of this process.
-
-        That of a parent process is kept: deleting it would close connections that the parent uses.
-        """
-        system = self._systems.get(os.getpid())
-        if system is None:
-            try:
-                system = self._make_http() if self._is_http else self._make_s3()
-            except ImportError as error:
-                raise DataError(
-                    f"{self._url} needs {error.name}: pip install 'largebatch[remote]'"
-                ) from error
-            except (TypeError, ValueError, KeyError) as error:
-                raise DataError(f"storage_options for {self._url}: {error}") from error
-            self._systems[os.getpid()] = system
-        return system
+    def _make(self) -> Any:
+        """Return fsspec's file system."""
+        try:
+            return self._make_http() if self._is_http else self._make_s3()
+        except ImportError as error:
+            raise DataError(
+                f"{self._url} needs {error.name}: pip install 'largebatch[remote]'"
+            ) from error
+        except (TypeError, ValueError, KeyError) as error:
+            raise DataError(f"storage_options for {self._url}: {error}") from error
 
     def _make_http(self) -> Any:
         import aiohttp

@@ -1,44 +1,17 @@
-"""Pictures in the forms that people's files have, each made when it is asked for.
-
-JPEG files in forms that Pillow does not write are made by a small baseline encoder whose blocks
-are flat: it sends no coefficient but the mean, with the Huffman tables that Pillow writes (ITU
-T.81, annexes B, F and K).
-"""
+"""Pictures in the forms that people's files have, each made when it is asked for."""
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageChops
 
 from benchmarks.pipeline.odd_images import encode
-
-Sampling = Sequence[tuple[int, int]]
-
-#: Horizontal and vertical sampling factors of the components of valid JPEG files.
-SAMPLINGS: dict[str, Sampling] = {
-    "4:4:4": [(1, 1), (1, 1), (1, 1)],
-    "4:4:4 as 2x1": [(2, 1), (2, 1), (2, 1)],
-    "4:2:2": [(2, 1), (1, 1), (1, 1)],
-    "4:2:2 as 2x2": [(2, 2), (1, 2), (1, 2)],
-    "4:2:0": [(2, 2), (1, 1), (1, 1)],
-    "4:4:0": [(1, 2), (1, 1), (1, 1)],
-    "4:1:1": [(4, 1), (1, 1), (1, 1)],
-    "4:4:1": [(1, 4), (1, 1), (1, 1)],
-    "4x2": [(4, 2), (1, 1), (1, 1)],
-    "2x4": [(2, 4), (1, 1), (1, 1)],
-    "3x1": [(3, 1), (1, 1), (1, 1)],
-    "1x3": [(1, 3), (1, 1), (1, 1)],
-    "3x2": [(3, 2), (1, 1), (1, 1)],
-    "2x2/1x2/1x1": [(2, 2), (1, 2), (1, 1)],
-    "1x1/2x1/2x1": [(1, 1), (2, 1), (2, 1)],
-    "2x2/2x1/1x2": [(2, 2), (2, 1), (1, 2)],
-    "grey as 2x2": [(2, 2)],
-}
 
 
 def picture(mode: str = "RGB", width: int = 96, height: int = 64) -> Image.Image:
@@ -77,68 +50,6 @@ def without(content: bytes, *markers: int) -> bytes:
         kept += b"" if content[at + 1] in markers else content[at:end]
         at = end
     return kept + content[at:]
-
-
-def flat_jpeg(
-    planes: Sequence[NDArray[np.uint8]],
-    sampling: Sampling,
-    extra: bytes = b"",
-    names: bytes = b"\1\2\3\4",
-) -> bytes:
-    """Encode a JPEG file of flat blocks, without JFIF's marker, with ``extra`` segments.
-
-    The planes hold the mean of each 8 x 8 pixels of each component, ``[rows, columns]``.
-    """
-    widest, highest = (max(factors) for factors in zip(*sampling, strict=True))
-    rows, columns = planes[0].shape
-    # The blocks of an only component are sent row by row, whatever its factors.
-    blocks = sampling if len(planes) > 1 else [(1, 1)]
-    wide, high = (max(factors) for factors in zip(*blocks, strict=True))
-    bits, before = [], [0] * len(planes)
-    for y, x in np.ndindex(-(-rows // high), -(-columns // wide)):
-        for i, (plane, (h, v)) in enumerate(zip(planes, blocks, strict=True)):
-            for v_at, h_at in np.ndindex(v, h):
-                row = min((y * v + v_at) * highest // sampling[i][1], rows - 1)
-                column = min((x * h + h_at) * widest // sampling[i][0], columns - 1)
-                level = int(plane[row, column]) - 128
-                bits.append(_block(level - before[i]))
-                before[i] = level
-    joined = "".join(bits)
-    joined += "1" * (-len(joined) % 8)
-    pixels = int(joined, 2).to_bytes(len(joined) // 8).replace(b"\xff", b"\xff\0")
-    frame = struct.pack(">BHHB", 8, 8 * rows, 8 * columns, len(planes))
-    frame += b"".join(bytes([names[i], h << 4 | v, 0]) for i, (h, v) in enumerate(sampling))
-    scan = bytes([len(planes)]) + b"".join(bytes([name, 0]) for name in names[: len(planes)])
-    return b"".join(
-        [
-            b"\xff\xd8",
-            extra,
-            segment(0xDB, b"\0" + bytes([8] * 64)),  # a step of 8 is one level of a block's mean
-            # The number of bits of a difference in 4 bits; the end of a block in one.
-            segment(0xC4, b"\0" + bytes([0, 0, 0, 12] + [0] * 12) + bytes(range(12))),
-            segment(0xC4, b"\x10" + bytes([1] + [0] * 15) + b"\0"),
-            segment(0xC0, frame),
-            segment(0xDA, scan + b"\0\x3f\0"),
-            pixels,
-            b"\xff\xd9",
-        ]
-    )
-
-
-def _block(difference: int) -> str:
-    """Return the bits of a block without coefficients, by the difference of its mean."""
-    size = abs(difference).bit_length()
-    value = difference if difference > 0 else difference + (1 << size) - 1
-    return f"{size:04b}" + (f"{value:0{size}b}" if size else "") + "0"
-
-
-def flat_picture(mode: str) -> list[NDArray[np.uint8]]:
-    """Return components for :func:`flat_jpeg`: 2 x 3 patches of 12 x 12 blocks, so of any sampling.
-
-    A decoder may smooth the colours at their edges.
-    """
-    patches = np.asarray(picture(mode, 3, 2)).reshape(2, 3, -1).repeat(12, 0).repeat(12, 1)
-    return [patches[..., i] for i in range(patches.shape[2])]
 
 
 def png(
@@ -198,44 +109,31 @@ def _jpegs() -> Iterator[tuple[str, bytes, Image.Image]]:
     for subsampling in (0, 2):
         content = encode(cmyk, "JPEG", quality=95, subsampling=subsampling)
         yield f"CMYK, Adobe, subsampling {subsampling}", content, cmyk
-    yield "CMYK, no markers", without(encode(cmyk, "JPEG", quality=95), 0xEE), cmyk
+    bare = without(encode(cmyk, "JPEG", quality=95), 0xEE)
+    yield "CMYK, no markers", bare, cmyk
+    yield "CMYK, JFIF", markers_after_start(bare, JFIF), cmyk
+    marked = encode(cmyk, "JPEG", quality=95)
+    yield "CMYK, Adobe's marker after EXIF's", markers_after_start(marked, exif(8)), cmyk
     for orientation in range(10):
         for order in "<>":
             marked = markers_after_start(without(plain, 0xE0), exif(orientation, order))
             yield f"EXIF orientation {orientation}{order}", marked, rgb
     yield "EXIF before JFIF", markers_after_start(plain, exif(6)), rgb
-    for name, sampling in SAMPLINGS.items():
-        planes = flat_picture("YCbCr" if len(sampling) > 1 else "L")
-        yield f"sampling {name}", flat_jpeg(planes, sampling), flat_expected(planes)
-    four = [*SAMPLINGS["4:4:4"], (1, 1)]
-    subsampled = [(2, 2), (1, 1), (1, 1), (2, 2)]
-    planes = flat_picture("RGB")
-    for name, extra, names in [
-        ("RGB by Adobe's marker", adobe(0), b"\1\2\3"),
-        ("RGB by its components' names", b"", b"RGB"),
-        ("RGB by Adobe's marker after EXIF's", exif(3) + adobe(0), b"\1\2\3"),
-    ]:
-        yield name, flat_jpeg(planes, four[:3], extra, names), flat_expected(planes, "RGB")
-    planes = flat_picture("CMYK")
-    inks = flat_expected(planes, "CMYK")
-    inverted = [255 - plane for plane in planes]
-    rgb = Image.fromarray(np.stack(planes[:3], -1)).convert("YCbCr")
-    ycck = [*np.moveaxis(np.asarray(rgb), -1, 0), inverted[3]]
-    for name, sampling in (("plain", four), ("subsampled", subsampled)):
-        yield f"flat CMYK, Adobe, {name}", flat_jpeg(inverted, sampling, adobe(0)), inks
-        yield f"flat CMYK, no markers, {name}", flat_jpeg(inverted, sampling), inks
-        yield f"flat CMYK, JFIF, {name}", flat_jpeg(inverted, sampling, JFIF), inks
-        yield f"flat YCCK, Adobe, {name}", flat_jpeg(ycck, sampling, adobe(2)), inks
-        odd = "CMYK, Adobe's marker after EXIF's"
-        yield f"{odd}, {name}", flat_jpeg(inverted, sampling, exif(8) + adobe(0)), inks
-
-
-def flat_expected(planes: Sequence[NDArray[np.uint8]], mode: str = "") -> Image.Image:
-    """Return the picture of a file by :func:`flat_jpeg`."""
-    whole = np.stack(planes, -1).repeat(8, 0).repeat(8, 1)
-    mode = mode or ("L" if len(planes) == 1 else "YCbCr")
-    height, width = whole.shape[:2]
-    return Image.frombytes(mode, (width, height), whole.tobytes())
+    at = (small := encode(grey, "JPEG", quality=95)).index(b"\xff\xc0") + 11
+    yield "grey as 2x2", small[:at] + b"\x22" + small[at + 1 :], grey
+    wide = picture("RGB", 384, 256)  # so that little is lost by averaging colours
+    for name in ("440", "411", "422", "420"):
+        content = simplejpeg.encode_jpeg(np.asarray(wide), 95, colorsubsampling=name)
+        yield f"TurboJPEG, {name}", content, wide
+    inks = np.ascontiguousarray(255 - np.asarray(cmyk))
+    for name in ("444", "420"):
+        yield f"YCCK, {name}", simplejpeg.encode_jpeg(inks, 95, "CMYK", name), cmyk
+    named = encode(rgb, "JPEG", quality=95, keep_rgb=True)
+    numbered = named.replace(b"R\x11\0G\x11\0B\x11\0", b"\1\x11\0\2\x11\0\3\x11\0")
+    numbered = numbered.replace(b"R\0G\0B\0", b"\1\0\2\0\3\0")
+    yield "RGB by its components' names", without(named, 0xEE), rgb
+    yield "RGB by Adobe's marker", numbered, rgb
+    yield "RGB by Adobe's marker after EXIF's", markers_after_start(numbered, exif(3)), rgb
 
 
 JFIF = segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")

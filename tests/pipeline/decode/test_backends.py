@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from nvidia.dali import Pipeline, fn
+from nvidia.dali import fn
 
 from largebatch.pipeline import Stage
 from largebatch.pipeline.decode import backends, nvimgcodec
@@ -14,6 +14,8 @@ from largebatch.pipeline.decode.batch import MemoryLayout
 from largebatch.pipeline.decode.dali import DaliBackend
 from tests.conftest import refused
 from tests.pipeline.loaders import SMALL, loader
+
+HOPPER = {"hw_decoder_load": 0.95, "preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
 
 
 def test_auto_uses_the_fastest_that_is_installed(photos, monkeypatch):
@@ -60,33 +62,24 @@ def test_options_that_are_unknown_or_cannot_be_used_are_refused(photos, option, 
     refused(message, loader, photos, **option)
 
 
-def decoder_arguments(device, load):
-    """The arguments of DALI's decoder on ``device``; DALI itself checks that it has them."""
-    backend = DaliBackend(
-        None, SMALL, MemoryLayout(), max_batch=2, device=device, gpu=device.type == "cuda",
-        threads=1, prefetch=2, hw_decoder_load=load,
-    )  # fmt: skip
-    original = fn.decoders.image_slice
-    with (
-        Pipeline(batch_size=2, num_threads=1, device_id=0),
-        mock.patch.object(fn.decoders, "image_slice", side_effect=original) as decoder,
-    ):
-        backend._decoder(fn.external_source(), start=(0.0, 0.0), shape=(1.0, 1.0))
-    return decoder.call_args.kwargs
-
-
-@pytest.mark.parametrize(
-    ("capability", "given", "load"),
-    [(8, None, None), (8, 0.7, 0.7), (9, None, 0.95), (9, 0.0, 0.0), (10, None, 0.95)],
-)
-def test_dali_uses_the_jpeg_decoders_of_hopper(monkeypatch, capability, given, load):
-    hints, prefetch = ((5980, 6430), 4) if capability >= 9 else ((None, None), 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+def test_dali_uses_the_jpeg_decoders_of_hopper(monkeypatch):
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    arguments = decoder_arguments(gpu, given)
-    assert arguments["device"] == "mixed"
-    assert arguments.get("hw_decoder_load") == load
-    assert tuple(arguments.get(f"preallocate_{side}_hint") for side in ("width", "height")) == hints
-    assert default_prefetch("dali-gpu", gpu) == prefetch
-    assert default_prefetch("dali-cpu", gpu) == default_prefetch("dali-cpu", cpu) == 2
-    assert not {"hw_decoder_load", "preallocate_width_hint"} & {*decoder_arguments(cpu, given)}
+    options = {"max_batch": 2, "threads": 1, "prefetch": 2}
+    for capability, device, given, hints in (
+        (8, gpu, None, {}),
+        (8, gpu, 0.7, {"hw_decoder_load": 0.7}),
+        (9, gpu, None, HOPPER),
+        (9, gpu, 0.0, HOPPER | {"hw_decoder_load": 0.0}),
+        (10, gpu, None, HOPPER),
+        (9, cpu, 0.7, {}),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: (c, 0))
+        options |= {"device": device, "gpu": device == gpu, "hw_decoder_load": given}
+        backend = DaliBackend(None, SMALL, MemoryLayout(), **options)
+        with mock.patch.object(fn.decoders, "image_slice") as decoder:
+            backend._decoder("encoded")
+        arguments = decoder.call_args.kwargs
+        assert {name: arguments[name] for name in arguments if name in HOPPER} == hints
+        assert arguments["device"] == ("mixed" if device == gpu else "cpu")
+        assert default_prefetch("dali-gpu", device) == (4 if HOPPER.items() & hints.items() else 2)
+        assert default_prefetch("dali-cpu", device) == 2

@@ -4,6 +4,7 @@ import itertools
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,6 +12,10 @@ from PIL import Image
 from benchmarks.pipeline.damaged_images import InMemory
 from benchmarks.pipeline.odd_images import GOOD, UNUSABLE, encode, picture, write_folder
 from largebatch.pipeline import Loader
+from largebatch.pipeline.decode.header import image_size
+from largebatch.pipeline.decode.pillow import as_png, check_header, decode
+from largebatch.pipeline.decode.verify import verify
+from largebatch.pipeline.prepare.shrink import shrink
 from tests.conftest import refused
 from tests.pipeline import loaders
 from tests.pipeline.loaders import BACKENDS, SMALL, take
@@ -77,6 +82,17 @@ def test_the_substitute_depends_on_the_data_alone(tmp_path, backend):
     second = loader(tmp_path, **options)
     second.load_state_dict(first.state_dict())
     assert torch.equal(take(second)[0], whole[0][12:])
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def test_an_eps_file_is_in_none_of_the_formats():
+    """Pillow would start Ghostscript for it."""
+    content = np.frombuffer(EPS, np.uint8)
+    for use in (decode, check_header, as_png, image_size, verify, lambda _: shrink(EPS, 8, 90)):
+        with pytest.raises(ValueError, match="it is in none of the formats JPEG, PNG, "):
+            use(content)
 
 
 def test_a_data_set_without_usable_images_is_refused(tmp_path):

@@ -82,7 +82,6 @@ def test_evaluation_is_resize_and_centre_crop(width, height, sizes):
         ({"image_size": 0}, "image_size: 0 is not valid; valid: at least 1"),
         ({"flip": 1.5}, "flip: 1.5 is not valid; valid: 0 to 1, or alternating"),
         ({"erasing": 1.5}, "erasing: 1.5 is not valid; valid: 0 to 1"),
-        ({"erasing_mode": "rand"}, "erasing_mode: 'rand' is not valid; valid: const, pixel"),
         ({"interpolation": "area"}, "interpolation: 'area' is not valid; valid: bilinear, bicubic"),
         ({"image_size": 224, "eval_resize": 200}, "eval_resize: 200 is not valid; valid: at least"),
     ],

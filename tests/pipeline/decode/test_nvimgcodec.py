@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.pipeline.odd_images import encode
-from largebatch.pipeline import ImageFolder, Loader, Transform
+from largebatch.pipeline import Transform
 from largebatch.pipeline.decode.batch import MemoryLayout, Request
 from largebatch.pipeline.decode.crops import Crop
 from largebatch.pipeline.decode.memory import BatchMemory
 from largebatch.pipeline.decode.normalise import Normalisation
-from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend, _Decoders
+from largebatch.pipeline.decode.nvimgcodec import NvimgcodecBackend
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.torchvision import TorchvisionBackend
-from tests.conftest import refused
 from tests.pipeline import loaders
 
 LEVELS = Transform(**loaders.LEVELS)
@@ -93,19 +92,6 @@ batches.close()
     assert done.returncode == 0, done.stderr
     threads, of_python = map(int, done.stdout.split())
     assert 2 < threads <= of_python
-
-
-def test_an_image_whose_header_states_another_size_is_named(photos, monkeypatch):
-    source = ImageFolder(photos)
-    transform = Transform(image_size=64, eval_resize=64)
-    loader = Loader(source, transform, backend="nvimgcodec", batch_size=4, training=False)
-    region = _Decoders.region
-
-    def smaller(self, *arguments):
-        return region(self, *arguments)[:-1]
-
-    monkeypatch.setattr(_Decoders, "region", smaller)
-    refused(r"train/.*has another size than its header states", next, iter(loader))
 
 
 @given(

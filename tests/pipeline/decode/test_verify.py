@@ -1,6 +1,7 @@
 """Strict verification: damage that decoders pass over is found, unharmed images are not accused."""
 
 import shutil
+from base64 import b85decode
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from largebatch.pipeline.decode import reader
 from largebatch.pipeline.decode.pillow import decode
 from largebatch.pipeline.decode.verify import damage, verify
 from tests.conftest import refused
-from tests.pipeline.decode.corpus import SAMPLINGS, flat_jpeg, flat_picture, segment
 from tests.pipeline.loaders import BACKENDS, SMALL, loader
 
 #: Kinds of damage of which every example is found: what is lost reaches to the end of the file, or
@@ -64,34 +64,25 @@ def test_damage_to_the_end_and_what_pillow_cannot_decode_is_always_found(kind):
                 verify(damaged)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_jpegs_of_any_valid_sampling_pass_and_their_damage_is_found(sampling):
-    """TurboJPEG, through which libjpeg's warnings are seen, does not know all of them."""
-    factors = SAMPLINGS[sampling]
-    content = flat_jpeg(flat_picture("YCbCr" if len(factors) > 1 else "L"), factors)
+def test_jpegs_of_a_sampling_that_turbojpeg_does_not_know_are_decoded_in_its_place():
+    """TurboJPEG is what shows libjpeg's warnings. The file has colours of 3 x 1 pixels."""
+    content = b85decode(
+        "|JeWA07C!>2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nYxW2nY"
+        "!O!~h=v0000C000000000000000009C61O)~M2nh-c|HJ?k5CH%H0000000000000000095M01*fP5C9kh0Wkmq5dZ@b0R"
+        "P$m3<CiG0ssR506zc#0HZCBAOHX#|Je"
+    )
     verify(array(content))
-    verify(array(content + bytes(1000)))
-    begin, end = content.index(b"\xff\xda") + 14, len(content) - 2
-    for at in np.random.default_rng(0).integers(begin, end - 40, 20):
-        for changed in (
-            content[:at],
-            content[:at] + content[end:],
-            content[:at] + content[at + 40 :],
-            content[: at + 40] + content[at:],
-        ):
-            with pytest.raises(ValueError, match=DAMAGED):
-                verify(array(changed))
+    with pytest.raises(ValueError, match=DAMAGED):
+        verify(array(content[:-6]))
 
 
-@pytest.mark.parametrize(("level", "valid"), [(0, True), (255, True), (-16, False), (272, False)])
-def test_no_block_is_brighter_than_white_or_darker_than_black(level, valid):
+@pytest.mark.parametrize("level", [0, 255])
+def test_no_block_is_brighter_than_white_or_darker_than_black(level):
     """As a damaged difference makes all blocks that follow."""
-    planes = [np.full((4, 4), 128) for _ in range(3)]
-    planes[0][2:] = level
-    for sampling in ("4:4:4", "4:2:0"):
-        found = damage(array(flat_jpeg(planes, SAMPLINGS[sampling])))
-        assert (found is None) == valid
-        assert valid or "brighter than white" in found
+    content = bytearray(encode(Image.new("RGB", (32, 32), (level,) * 3), "JPEG", quality=90))
+    assert damage(array(content)) is None
+    content[content.index(b"\xff\xdb") + 5] *= 2  # the step of the means of blocks
+    assert "brighter than white" in damage(array(content))
 
 
 @pytest.mark.parametrize("restart", [0, 3])
@@ -101,26 +92,6 @@ def test_bytes_that_the_pixels_do_not_need_are_found(restart, count):
     decode(array(content))
     assert damage(array(content[:-2] + b"\xff\xff" + content[-2:])) is None  # fill bytes
     assert damage(array(content[:-2] + b"\x15" * count + content[-2:])) is not None
-
-
-def test_a_sequential_jpeg_in_several_scans_needs_one_of_each_component():
-    """Each component in a scan of its own, as some cameras write."""
-
-    def scans(content):
-        """Return the headers before the first scan, and the only scan of a grey picture."""
-        at = content.index(b"\xff\xda")
-        return content[:at], content[at + 2 + content[at + 3] : -2]
-
-    headers, pixels = scans(encode(photograph(64, 48).convert("L"), "JPEG"))
-    frame = headers.index(b"\xff\xc0")
-    three = b"\3" + b"".join(bytes([i, 0x11, 0]) for i in (1, 2, 3))
-    frame_of_three = segment(0xC0, headers[frame + 4 : frame + 9] + three)
-    headers = headers[:frame] + frame_of_three + headers[frame + 13 :]
-    parts = [b"\xff\xda\0\x08\1" + bytes([i, 0, 0, 63, 0]) + pixels for i in (1, 2, 3)]
-    verify(array(headers + b"".join(parts) + b"\xff\xd9"))
-    two = array(headers + b"".join(parts[:2]) + b"\xff\xd9")
-    decode(two)
-    assert damage(two) == "scans are missing before its end marker"
 
 
 def test_all_backends_refuse_the_same_damaged_images():

@@ -58,12 +58,10 @@ def test_each_class_is_divided_by_its_share_and_the_seed(counts, share, seed, be
 
 def test_another_seed_draws_other_images(tmp_path):
     source = write(tmp_path / "source", {"a": 40})
-    draws = [
-        [*divided(source, tmp_path / str(seed), output=Output(seed=seed))["val"]]
-        for seed in range(3)
-    ]
-    assert len({tuple(draw) for draw in draws}) == 3
-    refused(r"seed=1, not 2; valid", divided, source, tmp_path / "1", output=Output(seed=2))
+    outs = {seed: Output(seed=seed) for seed in range(3)}
+    draws = {(*divided(source, tmp_path / f"{s}", output=o)["val"],) for s, o in outs.items()}
+    assert len(draws) == 3
+    refused(r"seed=1, not 2; valid", divided, source, tmp_path / "1", output=outs[2])
     refused(r"split=0.25, not 0.5; valid", divided, source, tmp_path / "0", 0.5)
 
 

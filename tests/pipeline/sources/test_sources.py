@@ -2,29 +2,28 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from largebatch.pipeline import ImageFolder, Subset, hold_out
+from largebatch.pipeline import ImageFolder, hold_out
 from largebatch.pipeline.sources.storage.local import ByteRange, LocalStorage, OpenFiles
 from tests.conftest import refused
 
 
-def test_classes_and_images_are_numbered_by_name(photos):
-    train = ImageFolder(photos, "train")
+def test_classes_and_images_are_numbered_by_name_and_in_both_splits_alike(photos, tmp_path):
+    train, val = ImageFolder(photos), ImageFolder(photos, "val")
     assert train.classes == ("ant", "bee", "cat")
-    assert len(train) == 53
     assert train.labels.tolist() == [0] * 20 + [1] * 16 + [2] * 17
     assert train.name(20) == str(photos / "train" / "bee" / "000.JPEG")
-
-
-def test_validation_has_the_class_numbers_of_training(photos, tmp_path):
+    (tmp_path / "train").symlink_to(photos / "train")
+    assert ImageFolder(tmp_path).fingerprint == train.fingerprint != val.fingerprint
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "cat").symlink_to(photos / "val" / "cat")
-    assert set(ImageFolder(tmp_path, "val", ("ant", "bee", "cat")).labels) == {2}
+    assert set(ImageFolder(tmp_path, "val", train.classes).labels) == {2}
     message = r"val/cat is not a class of the training images \(2 classes"
     refused(message, ImageFolder, tmp_path, "val", ("ant", "bee"))
 
@@ -45,15 +44,6 @@ def test_folders_that_cannot_be_read_are_named(photos, tmp_path, monkeypatch):
     refused("train/bee cannot be read: Permission denied", ImageFolder, photos)
 
 
-def test_the_fingerprint_depends_on_names_and_labels_not_on_the_path(photos, tmp_path):
-    (tmp_path / "train").symlink_to(photos / "train")
-    assert ImageFolder(tmp_path).fingerprint == ImageFolder(photos).fingerprint
-    assert ImageFolder(photos, "val").fingerprint != ImageFolder(photos).fingerprint
-
-
-# Holding out a part of the training images
-
-
 @pytest.fixture(scope="module")
 def folder(photos):
     return ImageFolder(photos)
@@ -63,30 +53,17 @@ def folder(photos):
 def test_every_image_is_in_exactly_one_part(folder, count):
     kept, held = hold_out(folder, count)
     assert len(held) == count
-    names = [part.name(i) for part in (kept, held) for i in range(len(part))]
-    assert sorted(names) == [folder.name(i) for i in range(len(folder))]
-
-
-def test_a_subset_keeps_bytes_and_labels(folder):
-    subset = Subset(folder, [40, 3, 22])
-    assert subset.classes == folder.classes
-    assert subset.labels.tolist() == [2, 0, 1]
-    wanted = folder.read(np.array([22, 40]))
-    assert all(map(np.array_equal, subset.read(np.array([2, 0])), wanted))
-
-
-def test_the_split_is_reproducible_and_has_all_classes(folder):
-    kept, held = hold_out(folder, 15)
-    again, _ = hold_out(folder, 15)
-    assert kept.fingerprint == again.fingerprint
-    fingerprints = {kept.fingerprint, held.fingerprint, folder.fingerprint}
-    assert len(fingerprints | {hold_out(folder, 14)[0].fingerprint}) == 4
-    assert set(held.labels) == set(kept.labels) == {0, 1, 2}
-
-
-@pytest.mark.parametrize("count", [0, 53])
-def test_an_empty_part_is_refused(folder, count):
-    refused(f"hold out {count} of 53 images; valid: 1 to 52", hold_out, folder, count)
+    parts = [(part.name(i), part.labels[i]) for part in (kept, held) for i in range(len(part))]
+    assert sorted(parts) == [(folder.name(i), folder.labels[i]) for i in range(len(folder))]
+    assert kept.classes == held.classes == folder.classes
+    for part in (kept, held):
+        assert part.read(np.array([0]))[0].tobytes() == Path(part.name(0)).read_bytes()
+    again = [part.fingerprint for part in hold_out(folder, count)]
+    assert again == [kept.fingerprint, held.fingerprint]
+    assert len({*again, folder.fingerprint, hold_out(folder, count % 52 + 1)[0].fingerprint}) == 4
+    assert not 14 < count < 38 or {*held.labels} == {*kept.labels} == {0, 1, 2}
+    for wrong in (0, 53):
+        refused(f"hold out {wrong} of 53 images; valid: 1 to 52", hold_out, folder, wrong)
 
 
 # Byte ranges of files, read by many threads
@@ -110,19 +87,6 @@ def test_truncated_and_missing_files_are_reported(tmp_path):
     assert open_files(tmp_path) == []
 
 
-def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(OpenFiles, "_MOST", 3)
-    for i in range(9):
-        (tmp_path / str(i)).write_bytes(bytes([i]))
-    storage = LocalStorage(tmp_path)
-    for _ in range(2):
-        found = storage.read([ByteRange(str(i), 0, 1) for i in (*range(9), 8, 0, 8)])
-        assert [int(content[0]) for content in found] == [*range(9), 8, 0, 8]
-    assert len(open_files(tmp_path)) == 3
-    del storage
-    assert open_files(tmp_path) == []
-
-
 def test_threads_do_not_close_files_of_other_threads(tmp_path, monkeypatch):
     """A file closed by another thread could be read as whatever was opened after it."""
     monkeypatch.setattr(OpenFiles, "_MOST", 2)
@@ -130,7 +94,7 @@ def test_threads_do_not_close_files_of_other_threads(tmp_path, monkeypatch):
         (tmp_path / f"{number}.tar").write_bytes(bytes([number]) * 1000)
     storage = LocalStorage(tmp_path)
 
-    def read(seed):
+    def read(seed, storage=storage):
         numbers = np.random.default_rng(seed).integers(0, 20, 300).tolist()
         found = [storage.read([ByteRange(f"{n}.tar", 10, 900)])[0] for n in numbers]
         return all(
@@ -140,3 +104,6 @@ def test_threads_do_not_close_files_of_other_threads(tmp_path, monkeypatch):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(16)))
+    assert len(open_files(tmp_path)) == 2
+    del storage, read
+    assert open_files(tmp_path) == []

@@ -121,7 +121,7 @@ def test_labels_of_shards_without_an_index_count_from_the_offset(tmp_path):
     for split in ("train", "validation"):
         shots = [Image(f"{name}/{split}.jpg", b"abc", i) for i, name in enumerate(names)]
         records = [example(image, names, label_offset=1) for image in shots]
-        write_records(tmp_path / f"{split}-00000-of-00001", records, idx=False)
+        write_records(tmp_path / f"{split}-00000-of-00001", records)
     keys = [
         *("data.source=tfrecord", f"data.path={tmp_path}", "data.label_offset=1"),
         *("data.train_shards=train-*", "data.val_shards=validation-*"),

@@ -1,9 +1,8 @@
 """Scanners of WebDataset, TFRecord and RecordIO: any valid shard is read, and faults are named."""
 
-import contextlib
 import gzip
+import io
 import json
-import os
 import struct
 import tarfile
 
@@ -21,10 +20,10 @@ from tests.pipeline import formats
 from tests.pipeline.formats import (
     CLASSES,
     MAGIC,
+    SHARDS,
     SUFFIX,
     Image,
     encode_example,
-    field,
     frame_recordio,
     record_payload,
     write_recordio,
@@ -115,22 +114,11 @@ def test_the_image_and_label_of_any_example_are_read(tmp_path_factory, samples):
         encode_example({**more, "image/encoded": [content], "image/class/label": [label]})
         for more, content, label in samples
     ]
-    write_records(path, records, idx=False)
+    write_records(path, records)
     entries = scan(path, verify=True)
     assert contents(path, entries) == [content for _, content, _ in samples]
     assert [entry.label for entry in entries] == [label for *_, label in samples]
     assert [entry.name for entry in entries] == [f"record {i}" for i in range(len(samples))]
-
-
-def test_unpacked_labels_and_unknown_fields_of_an_example_are_read(tmp_path):
-    label = field(1, field(1, b"image/class/label") + field(2, field(3, b"\x08\x05")))
-    image = field(1, field(2, field(1, field(1, b"abc"))) + field(1, b"image/encoded"))
-    unknown = b"\x78\x96\x01" + b"\x7d1234" + b"\x7912345678"  # a varint, 4 bytes, 8 bytes
-    path = tmp_path / "x.tfrecord"
-    # Protocol buffers merge a message field that occurs twice.
-    write_records(path, [unknown + field(1, label) + field(1, unknown + image)], idx=False)
-    (entry,) = scan(path)
-    assert (entry.label, contents(path, [entry])) == (5, [b"abc"])
 
 
 _PIECES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12).map(b"".join)
@@ -142,15 +130,15 @@ _RECORDS = st.tuples(
 )
 
 
-@given(st.lists(_RECORDS, min_size=1, max_size=6), st.booleans())
-def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples, indexed):
+@given(st.lists(_RECORDS, min_size=1, max_size=6))
+def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples):
     """Records of labels alone are passed over; insightface's data sets start with one."""
     path = tmp_path_factory.mktemp("records") / "x.rec"
     payloads = [
         record_payload(Image("", content, label), number, labels)
         for content, label, number, labels in samples
     ]
-    write_recordio(path, payloads, indexed)
+    write_recordio(path, payloads)
     expected = [
         (content, int(labels[0]) if labels else label)
         for content, label, _, labels in samples
@@ -158,14 +146,6 @@ def test_the_image_and_label_of_any_record_are_read(tmp_path_factory, samples, i
     ]
     entries = scan(path)
     assert [*zip(contents(path, entries), [e.label for e in entries], strict=True)] == expected
-
-
-def test_only_the_records_of_an_index_are_read(tmp_path):
-    path = tmp_path / "train.rec"
-    write_recordio(path, [record_payload(Image("", b"abc", i), i) for i in range(4)])
-    lines = path.with_suffix(".idx").read_text().splitlines(keepends=True)
-    path.with_suffix(".idx").write_text(lines[3] + lines[1])
-    assert [entry.label for entry in scan(path)] == [1, 3]
 
 
 def test_checksums_without_google_crc32c_are_the_same():
@@ -201,6 +181,13 @@ def labelled(label):
 GOOD_IMAGE = Image("a/b.jpg", b"abcdef", 2)
 GOOD = formats.example(GOOD_IMAGE)
 TWO_IMAGES, TWO_LABELS = with_features(encoded=[b"one", b"two"]), with_features(label=[2, 2])
+TWO_PAIRS = [(f"{k}.{e}", b"1" * n) for k in "ab" for e, n in (("jpg", 600), ("cls", 1))]
+TAR = write_tar(io.BytesIO(), TWO_PAIRS).getvalue()
+# With another bit in the header of the second file, where tarfile itself would stop.
+HALF_TAR = TAR[:1636] + bytes([TAR[1636] ^ 1]) + TAR[1637:]
+RECORDS = formats.frame_records([GOOD, GOOD])
+ENDLESS = struct.pack("<Q", 1 << 63)  # the length of a record, with its right checksum
+ENDLESS += tfrecord._masked(ENDLESS) + bytes(100)
 DOTS = r"{0}\.{1}\.jpg has a key with a dot, as have {2} images: .*valid: {0}_{1}\.jpg$"
 NO_CLASS = r"a\.cls has no class number: {}; valid: decim"
 FAULTY = [
@@ -230,19 +217,63 @@ FAULTY = [
     ("x.rec", part(0), "record 0 is too short for an image of MXNet"),
     ("x.rec", frame_recordio(struct.pack("<IfQQ", 9, 0, 0, 0)), ".*too short for its 9 labels"),
     *(("x.rec", labelled(n), f".*id 4 has label {n}") for n in (1.5, np.nan, np.inf)),
+    # Faults of a file
+    ("x.tar", gzip.compress(TAR), "is not a tar, is compressed, or is truncated"),
+    ("x.tar", bytes(range(256)) * 16, "is not a tar"),
+    ("x.tar", HALF_TAR, "(is|has)"),
+    ("x.tar", TAR + TAR, "is damaged: .* joined by cat"),
+    *(
+        ("x.tfrecord", content, "is damaged or not TFRecord")
+        for content in (gzip.compress(RECORDS), b"\x01" + RECORDS[1:], RECORDS + b"more after it")
+    ),
+    ("x.tfrecord", ENDLESS, "is truncated: the record at byte 0"),
+    ("x.rec", b"not RecordIO at all", "is damaged or not RecordIO: .* at byte 0"),
+    ("x.rec", labelled(1) + b"more of it", ".* starts at byte 36"),
+    *(
+        ("x.rec", content, ".* byte 0 has parts out of order")
+        for content in (part(3), part(7), part(1) + part(0))
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), FAULTY)
-def test_a_sample_without_one_image_and_one_label_is_named(tmp_path, name, content, message):
+def test_samples_without_one_image_and_one_label_and_damage_are_named(
+    tmp_path, name, content, message
+):
     path = tmp_path / name
-    if name == "x.tar":
-        write_tar(path, content)
-    elif name == "x.tfrecord":
-        write_records(path, content, idx=False)
-    else:
+    if isinstance(content, bytes):
         path.write_bytes(content)
-    refused(rf"{name}:{message}", scan, path)
+    elif name == "x.tar":
+        write_tar(path, content)
+    else:
+        write_records(path, content)
+    refused(rf"{name}[: ]{message}", scan, path)
+
+
+@pytest.mark.parametrize("form", SHARDS)
+def test_a_shard_that_is_cut_is_refused_unless_a_whole_record_ends_there(tmp_path, form):
+    path = tmp_path / f"x{SUFFIX[form]}"
+    images = [Image("a.jpg", b"abc", 2), Image("b.jpg", MAGIC * 2, 1)]
+    formats.write_shard(form, path, images[:1])
+    first = path.stat().st_size
+    formats.write_shard(form, path, images)
+    whole = path.read_bytes()
+    sizes = range(1, len(whole))
+    ends = {"tfrecord": [first], "recordio": [first - 1, first]}.get(form, [])  # without padding
+    if form == "webdataset":
+        end = 512 * 8  # of the last file: a header and a block for each
+        sizes = (0, *range(1, end, 61), *(512 * n - 1 for n in range(1, 10)), *range(512, end, 512))
+        assert contents(path, scan(path)) == [image.content for image in images]
+        path.write_bytes(whole[: end + 512])
+    assert contents(path, scan(path)) == [image.content for image in images]
+    for size in sizes:
+        path.write_bytes(whole[:size])
+        if size in ends:
+            assert contents(path, scan(path)) == [b"abc"]
+        else:
+            refused(r"x\.\w+(:\w)? (is (not a tar|truncated)|has)", scan, path)
+    path.unlink()
+    refused(rf"{path.name} cannot be read: No such file", scan, path)
 
 
 @pytest.mark.parametrize("name", ["../a.jpg", "b/../../a.jpg", "/b/a.jpg", r"..\a.jpg"])
@@ -254,98 +285,9 @@ def test_a_name_that_leads_out_of_the_tar_is_refused(tmp_path, name):
     refused(r"x\.tar holds the name .*a\.jpg', which leads out of it", scan, path)
 
 
-# Faults of a file
-
-
-def test_a_file_that_is_no_whole_tar_is_refused(tmp_path):
-    path = tmp_path / "x.tar"
-    write_tar(path, [(f"{k}.{e}", b"1" * n) for k in "ab" for e, n in (("jpg", 600), ("cls", 1))])
-    whole = path.read_bytes()
-    end = 512 * 10  # of the last file: four headers, and contents of 2, 1, 2 and 1 blocks
-    assert not any(whole[end:])
-    for size in (0, 1, 511, 512, 513, 1100, 1536, 2048, 2560, 3000, end - 512, end - 1, end):
-        path.write_bytes(whole[:size])
-        refused(r"x\.tar(:\w)? (is|has)", scan, path)
-    path.write_bytes(whole[: end + 512])
-    assert len(scan(path)) == 2
-    damaged = bytearray(whole)
-    damaged[1536 + 100] ^= 1  # in the header of the second file: tarfile itself would stop there
-    for content, message in (
-        (gzip.compress(whole), "is not a tar, is compressed, or is truncated"),
-        (os.urandom(4096), "is not a tar"),
-        (damaged, ""),
-        (whole + whole, "is damaged: .* joined by cat"),
-    ):
-        path.write_bytes(content)
-        refused(rf"x\.tar {message}", scan, path)
-    refused(r"nowhere\.tar cannot be read: No such file", scan, tmp_path / "nowhere.tar")
-
-
-def test_a_file_that_is_no_whole_tfrecord_is_refused(tmp_path):
-    path = tmp_path / "x.tfrecord"
-    write_records(path, [GOOD], idx=False)
-    first = path.stat().st_size
-    write_records(path, [GOOD, formats.example(Image("a/c.jpg", b"", 1))], idx=False)
-    whole = path.read_bytes()
-    length = struct.pack("<Q", 1 << 63)
-    crc = google_crc32c.value(length)
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    huge = length + struct.pack("<I", masked) + bytes(100)
-    for content in (*(whole[:size] for size in {*range(1, len(whole))} - {first}), huge):
-        path.write_bytes(content)
-        refused(r"x\.tfrecord is truncated: the record at byte", scan, path)
-    for content in (gzip.compress(whole), b"\x01" + whole[1:], whole + b"more after it"):
-        path.write_bytes(content)
-        refused(r"x\.tfrecord is damaged or not TFRecord", scan, path)
-
-
-def test_a_file_that_is_no_whole_recordio_is_refused(tmp_path):
-    path = tmp_path / "x.rec"
-    payloads = [record_payload(Image("", b"abc", 2)), record_payload(Image("", MAGIC * 2, 1))]
-    write_recordio(path, payloads, idx=False)
-    whole = path.read_bytes()
-    first = len(frame_recordio(payloads[0]))
-    for size in range(1, len(whole)):
-        path.write_bytes(whole[:size])
-        # The padding of the last record may be missing.
-        if size not in (first - 1, first):
-            refused(r"x\.rec is truncated: the record at byte", scan, path)
-    path.write_bytes(whole[: first - 1])
-    assert contents(path, scan(path)) == [b"abc"]
-    for content, message in (
-        (b"not RecordIO at all", "x.rec is damaged or not RecordIO: .* at byte 0"),
-        (labelled(1) + b"more of it", "starts at byte 36"),
-        *((part(flag), "byte 0 has parts out of order") for flag in (3, 7)),
-        (part(1) + part(0), "byte 0 has parts out of order"),
-    ):
-        path.write_bytes(content)
-        refused(message, scan, path)
-
-
-@given(st.binary(max_size=40) | _PIECES.map(lambda c: frame_recordio(c + MAGIC * 3)))
-def test_joining_parts_raises_only_value_errors(content):
-    with contextlib.suppress(ValueError):
-        assert len(recordio.image_of_parts(content)) < len(content)
-
-
-def test_the_index_of_another_recordio_is_refused(tmp_path):
-    path = tmp_path / "x.rec"
-    write_recordio(path, [record_payload(Image("", b"abc", 2))] * 3)
-    right = path.with_suffix(".idx").read_text()
-    for wrong, message in (
-        (right + "3\t4000\n", "has a record at byte 4,000, but .*x.rec has none there"),
-        ("0\t4\n", "has a record at byte 4, but"),
-        ("", "is empty"),
-        ("0 1 2\n", "is not an index of RecordIO"),
-        ("0\tx\n", "is not an index of RecordIO"),
-    ):
-        path.with_suffix(".idx").write_text(wrong)
-        refused(rf"x\.idx {message}", scan, path)
-
-
 def test_a_changed_byte_of_a_tfrecord_is_found_with_verify(tmp_path):
     path = tmp_path / "x.tfrecord"
-    write_records(path, [GOOD, GOOD], idx=False)
+    write_records(path, [GOOD, GOOD])
     content = bytearray(path.read_bytes())
     content[content.rindex(b"abcdef")] ^= 1
     path.write_bytes(content)
@@ -361,7 +303,7 @@ def test_a_changed_byte_of_a_tfrecord_is_found_with_verify(tmp_path):
 def test_labels_that_start_from_one(tmp_path):
     images = [Image(f"x/{i}.jpg", b"abc", i) for i in range(3)]
     records = [formats.example(image, CLASSES, label_offset=1) for image in images]
-    write_records(tmp_path / "train-00000-of-00001", records, idx=False)
+    write_records(tmp_path / "train-00000-of-00001", records)
     index = index_shards(tmp_path, label_offset=1)
     assert (index.labels.tolist(), index.classes) == ([0, 1, 2], CLASSES)
     assert index_shards(tmp_path, classes=("none", *CLASSES)).labels.tolist() == [1, 2, 3]
@@ -377,5 +319,5 @@ def test_labels_that_start_from_one(tmp_path):
 def test_a_label_with_two_class_names_is_refused(tmp_path):
     image = Image("x/0.jpg", b"abc", 0)
     records = [formats.example(image, (name,)) for name in ("ant", "bee")]
-    write_records(tmp_path / "x.tfrecord", records, idx=False)
+    write_records(tmp_path / "x.tfrecord", records)
     refused(r"label 0 and class bee, but others .* class ant", index_shards, tmp_path)

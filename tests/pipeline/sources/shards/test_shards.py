@@ -61,16 +61,13 @@ def test_images_and_labels_are_those_of_dali(photos, tmp_path, format):
         if format == "webdataset":
             formats.write_wds(paths[-1], part)
         elif format == "tfrecord":
-            formats.write_records(paths[-1], [formats.example(image, CLASSES) for image in part])
+            formats.write_records(paths[-1], [formats.example(i, CLASSES) for i in part], idx=True)
         else:
             labels = ([float(image.label), 7.0] if image.label else None for image in part)
             records = [formats.record_payload(i, 9, k) for i, k in zip(part, labels, strict=True)]
-            formats.write_recordio(paths[-1], records)
+            formats.write_recordio(paths[-1], records, idx=True)
     theirs = formats.read_with_dali(format, paths, len(images))
     assert theirs == [(image.content, float(image.label)) for image in images]
-    assert read_with_largebatch(Shards(tmp_path, format=format)) == theirs
-    for path in paths:
-        path.with_suffix(".idx").unlink()
     source = Shards(tmp_path, format=format)
     assert read_with_largebatch(source) == theirs
     name = {"webdataset": images[20].name.lower(), "tfrecord": images[20].name}

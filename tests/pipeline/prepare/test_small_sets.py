@@ -1,6 +1,5 @@
-"""CIFAR-10, from archives in the format of the official one and of one with image files."""
+"""The digits, and CIFAR-10 from archives in the official format and with image files."""
 
-import hashlib
 import io
 import pickle
 import tarfile
@@ -10,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
-from largebatch.pipeline import ImageFolder, Output, prepare_cifar10
-from largebatch.pipeline.prepare import cifar10
+from largebatch.pipeline import ImageFolder, prepare_cifar10
 from tests.conftest import refused
 from tests.pipeline.formats import images_of, write_tar
 
@@ -86,15 +85,6 @@ def test_every_pixel_of_the_official_archive_is_kept(archive, tmp_path):
             assert source.labels[i] == labels[number]
             colours = pixels[number].reshape(3, 1024).T.reshape(32, 32, 3)
             np.testing.assert_array_equal(np.asarray(Image.open(source.name(i))), colours)
-
-
-def test_the_encoding_can_be_jpeg(archive, tmp_path):
-    options = {"encoding": "jpeg", **PARTIAL}
-    prepare_cifar10(tmp_path / "out", archive, Output(quality=95), **options)
-    image = Image.open(ImageFolder(tmp_path / "out", "val").name(0))
-    assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "RGB")
-    message = "prepared with quality=95, not 50; valid: the same setti"
-    refused(message, prepare_cifar10, tmp_path / "out", archive, Output(quality=50), **options)
 
 
 def test_an_archive_of_files_keeps_their_bytes(photos, tmp_path):
@@ -171,7 +161,6 @@ def test_missing_and_wrong_archives_are_named_with_where_to_get_them(archive, ph
     prepare(r"--archive: there is no file .*nope: download cifar-10", tmp_path / "nope")
     prepare(r"has the MD5 checksum .*, not c58f.* \(--no-checksum", archive)
     prepare(r"has 35 images for train, not 50,000 \(--allow-partial", archive, checksum=False)
-    prepare("unknown encoding 'bmp'; valid: png, jpeg", archive, encoding="bmp")
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(archive.read_bytes()[:-5000])
     prepare(r"cut.tar.gz is broken or truncated .*: get it again", cut, **PARTIAL)
@@ -180,17 +169,22 @@ def test_missing_and_wrong_archives_are_named_with_where_to_get_them(archive, ph
     assert not (tmp_path / "out").exists()
 
 
-def test_a_verified_checksum_is_not_computed_again(archive, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
-    reported = []
-
-    def stop(progress):
-        reported.append(progress.what)
-        if progress.what.startswith("writing"):
-            raise KeyboardInterrupt
-
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            prepare_cifar10(tmp_path / "out", archive, allow_partial=True, report=stop)
-    checksum, writing = "checksum of cifar-10-python.tar.gz", "writing train and val"
-    assert reported == [checksum, checksum, writing, writing]  # its start and its end
+def test_every_digit_is_written_once_with_its_pixels(digits):
+    original = load_digits()
+    train, val = ImageFolder(digits, "train"), ImageFolder(digits, "val")
+    assert (len(train), len(val)) == (1437, 360)
+    assert train.classes == val.classes == tuple("0123456789")
+    seen = set()
+    for source in (train, val):
+        for i in range(len(source)):
+            path = source.name(i)
+            number = int(path.rpartition("/")[2].removesuffix(".jpeg"))
+            seen.add(number)
+            assert original.target[number] == source.labels[i]
+            if number % 50 == 0:
+                image = Image.open(path)
+                assert (image.format, image.size, image.mode) == ("JPEG", (32, 32), "L")
+                small = np.asarray(image.resize((8, 8), Image.Resampling.BOX)) * (16 / 255)
+                assert np.abs(small - original.images[number]).mean() < 1
+    assert seen == set(range(1797))
+    assert all(int(val.name(i)[-9:-5]) % 5 == 0 for i in range(360))
