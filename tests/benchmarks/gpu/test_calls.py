@@ -1,6 +1,7 @@
 """``python -m benchmarks.gpu``: the dry run of calls, and how parts that fail are handled."""
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -103,39 +104,27 @@ def test_a_part_that_hangs_is_killed_and_what_was_found_is_there_at_any_time(tmp
     assert "| first | late |" in between
 
 
-def test_a_part_without_time_is_not_started(tmp_path):
-    assert calls.run(Options("d", tmp_path, dry=True), time.monotonic()) == 0
-    parts = report.read(tmp_path / "call-d.json")["parts"]
-    assert (parts["cifar"]["state"], parts["cifar"]["reason"]) == ("skipped", "no time is left")
-    assert "no time is left" in (tmp_path / "call-d.md").read_text()
-
-
-def refused(capsys, *arguments):
-    with pytest.raises(SystemExit) as exit_:
-        main([*arguments])
-    assert exit_.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_missing_packages_fail_a_call_that_is_not_dry(tmp_path, monkeypatch, capsys):
-    absent = {"pydantic", "rich"}
-    installed = place.installed
+@pytest.mark.parametrize(
+    ("on_gpu", "arguments", "message"),
+    [
+        (True, "--call a --copy {}", "our trainer needs pydantic, rich; .* -m benchmarks.gpu.whe"),
+        (False, "--call a --copy {}", "no CUDA GPU; --dry"),
+        (False, "--call a", "--call and --copy are needed"),
+        (False, "--dry --until -1", "--until must be above 0, not -1"),
+        (False, "--dry --cifar10 nowhere", "--cifar10: no folder nowhere"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused(
+    tmp_path, monkeypatch, capsys, on_gpu, arguments, message
+):
+    absent, installed = {"pydantic", "rich"}, place.installed
     monkeypatch.setattr(place, "installed", lambda name: name not in absent and installed(name))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    line = refused(capsys, "--call", "a", "--copy", str(tmp_path))
-    assert "our trainer needs pydantic, rich; " in line
-    assert "python -m benchmarks.gpu.wheels" in line
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.format(tmp_path).split())
+    assert ended.value.code == 2
+    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
     assert list(tmp_path.iterdir()) == []
-    assert calls.obstacle("c") == ""
-
-
-def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "--call and --copy are needed" in refused(capsys, "--call", "a")
-    assert "no CUDA GPU; --dry" in refused(capsys, "--call", "a", "--copy", str(tmp_path))
-    assert "--until must be above 0, not -1" in refused(capsys, "--dry", "--until", "-1")
-    line = refused(capsys, "--dry", "--cifar10", "nowhere")
-    assert "--cifar10: no folder nowhere" in line
 
 
 def test_shapes_match_the_models():

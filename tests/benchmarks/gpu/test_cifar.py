@@ -10,7 +10,6 @@ from PIL import Image
 
 from benchmarks.gpu import cifar, cifar_images
 from benchmarks.gpu.place import Place
-from largebatch.recipes.schema.load import load
 
 
 def test_images_are_read_from_a_folder(tmp_path):
@@ -47,17 +46,6 @@ def test_batches_have_each_image_once_in_an_epoch_and_mirrored_in_every_other():
     assert all(sorted(epoch) == [*range(6)] for epoch in epochs)
     for even, odd in pairwise(epochs):
         assert all(even[image] != odd[image] for image in even)
-
-
-@pytest.mark.parametrize("setting", cifar.SETTINGS, ids=lambda s: f"{s.name}, {s.norm}")
-def test_settings_differ_in_what_their_names_say(setting):
-    recipe = load(cifar.RECIPE, setting.overrides(2048, 0.5, 10.0, 3)).recipe
-    assert (recipe.batch_size, recipe.optimizer.lr, recipe.seed) == (2048, 0.5, 3)
-    assert recipe.batch_norm.images == (256 if setting.ghosts else None)
-    if setting.optimizer == "Muon":
-        momentum, steps = setting.name.split()[2].rstrip(","), setting.name.split()[3]
-        assert recipe.optimizer.momentum == float(momentum)
-        assert recipe.optimizer.args["ns_steps"] == int(steps)
 
 
 def test_nothing_is_begun_when_the_time_is_over(report_of, monkeypatch):
