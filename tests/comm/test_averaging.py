@@ -3,6 +3,8 @@
 Thousands of ranks are emulated in one process; that the emulation is right is checked on ranks.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -96,16 +98,17 @@ SAME_BITS = [
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def differences_from_emulation(nodes, elements):
+def differences_from_emulation(ranks_per_node, elements):
     """The rules and dtypes whose average on ranks has other bits than the emulated one."""
-    topology = Topology(nodes, dist.get_rank(), shared_memory=False)
+    layout = Topology.of(dist.get_world_size(), ranks_per_node, dist.get_rank())
+    topology = replace(layout, shared_memory=False)
     exact = gradients(topology.world_size, elements, std=1e-3, spread=1.0)
     different = []
     for rule in SAME_BITS:
         for dtype in DTYPES:
             tensor = exact[topology.rank].to(dtype, copy=True)
             average(tensor, topology, rule)
-            if not torch.equal(tensor, emulated_average(exact.to(dtype), rule, len(nodes[0]))):
+            if not torch.equal(tensor, emulated_average(exact.to(dtype), rule, ranks_per_node)):
                 different.append((rule, dtype))
     return different
 
@@ -141,17 +144,16 @@ def fp16_gradients(rules):
         assert torch.equal(model.module.weight.grad, images), rule
 
 
-def on_four_ranks():
-    extremes(2)
-    fp16_gradients([*map(Rule, ALGORITHMS), Rule("hierarchical", sum_dtype="fp32")])
-    return differences_from_emulation(((0, 1), (2, 3)), 384)
+def on_ranks(ranks_per_node, elements):
+    if dist.get_world_size() == 4:
+        extremes(2)
+        fp16_gradients([*map(Rule, ALGORITHMS), Rule("hierarchical", sum_dtype="fp32")])
+    return differences_from_emulation(ranks_per_node, elements)
 
 
-@pytest.mark.slow("averages on four ranks")
-def test_averages_on_ranks_have_the_bits_of_the_emulation_and_keep_extremes():
-    assert run_ranks(4, on_four_ranks) == [[]] * 4
-
-
-@pytest.mark.slow("averages on three ranks")
-def test_averages_on_a_number_of_ranks_that_is_no_power_of_two_have_the_bits_of_the_emulation():
-    assert run_ranks(3, differences_from_emulation, ((0,), (1,), (2,)), 288) == [[]] * 3
+@pytest.mark.slow("averages on four ranks, and on a number that is no power of two")
+@pytest.mark.parametrize(("ranks", "per_node", "elements"), [(4, 2, 384), (3, 1, 288)])
+def test_averages_on_ranks_have_the_bits_of_the_emulation_and_keep_extremes(
+    ranks, per_node, elements
+):
+    assert run_ranks(ranks, on_ranks, per_node, elements) == [[]] * ranks
