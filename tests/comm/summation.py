@@ -61,19 +61,5 @@ def hierarchical(values: Tensor, ranks_per_node: int) -> Tensor:
     return torch.cat([ring(share) for share in shares])[:elements]
 
 
-def halving_doubling(values: Tensor, ranks_per_node: int = 1) -> Tensor:
-    """Add in pairs, then pairs of pairs, after surplus ranks have been added to a neighbour."""
-    extra = len(values) - (1 << (len(values).bit_length() - 1))
-    folded = values[: 2 * extra : 2] + values[1 : 2 * extra : 2]
-    values = torch.cat([folded, values[2 * extra :]])
-    while len(values) > 1:
-        values = values[::2] + values[1::2]
-    return values[0]
-
-
 #: The order of summation of an algorithm: (ranks, elements) and ranks per node -> (elements,).
-ORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "ring": ring,
-    "hierarchical": hierarchical,
-    "halving-doubling": halving_doubling,
-}
+ORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {"ring": ring, "hierarchical": hierarchical}
