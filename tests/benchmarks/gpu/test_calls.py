@@ -48,17 +48,7 @@ def test_a_dry_run_of_a_call_of_each_kind(call, tmp_path, capfd):
     assert capfd.readouterr().out.endswith(f"\n{text[-calls._PRINTED :]}\n")
 
 
-def fakes(monkeypatch, **parts):
-    """Let a call have parts that run code in a process of their own."""
-    monkeypatch.setitem(calls.CALLS, "a", dict.fromkeys(parts, (1, 600)))
-
-    def command(options, part, deadline):
-        code = PART.format(file=str(options.file), name=part, deadline=deadline, end=parts[part])
-        return [sys.executable, "-c", code]
-
-    monkeypatch.setattr(Options, "command", command)
-
-
+#: A part of a call: it hangs, dies in two ways, or ends well.
 PART = """
 import os, sys, time
 from pathlib import Path
@@ -68,40 +58,36 @@ found.row("rows", value=1.5)
 found.check("a check of {name}", lambda: None)
 {end}
 """
+ENDS = {"late": "time.sleep(600)", "abort": "os.abort()", "exit": "sys.exit(3)"}
+ENDS["good"] = "found.finish('ok')"
 
 
-def test_a_part_that_dies_keeps_its_results_and_the_others_run(tmp_path, monkeypatch, capfd):
-    fakes(monkeypatch, first="os.abort()", second="sys.exit(3)", third="found.finish('ok')")
+def test_parts_that_hang_or_die_keep_their_results_and_the_others_run(tmp_path, monkeypatch, capfd):
+    watch, text = calls.watch, tmp_path / "call-a.md"
+
+    def command(options, part, deadline):
+        code = PART.format(file=str(options.file), name=part, deadline=deadline, end=ENDS[part])
+        return [sys.executable, "-c", code]
+
+    def watched(name, command, file, deadline):
+        assert name == "late" or "| late | late |" in text.read_text()  # it is there at any time
+        watch(name, command, file, deadline if name != "late" else time.monotonic() + 5)
+
+    monkeypatch.setitem(calls.CALLS, "a", dict.fromkeys(ENDS, (1, 600)))
+    monkeypatch.setattr(Options, "command", command)
+    monkeypatch.setattr(calls, "watch", watched)
     assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 1
     parts = report.read(tmp_path / "call-a.json")["parts"]
     assert {name: (part["state"], part["reason"]) for name, part in parts.items()} == {
-        "first": ("failed", "not finished: ended by signal 6"),
-        "second": ("failed", "not finished: ended with exit code 3"),
-        "third": ("ok", ""),
+        "late": ("late", "not finished: killed, as its time was over"),
+        "abort": ("failed", "not finished: ended by signal 6"),
+        "exit": ("failed", "not finished: ended with exit code 3"),
+        "good": ("ok", ""),
     }
-    for part in parts.values():
-        assert part["tables"] == {"rows": [{"value": 1.5, "device": "cpu"}]}
-        assert [check["state"] for check in part["checks"]] == ["ok"]
+    for name in ("abort", "exit", "good"):  # `late` may have been killed before its first row
+        assert parts[name]["tables"] == {"rows": [{"value": 1.5, "device": "cpu"}]}
+        assert [check["state"] for check in parts[name]["checks"]] == ["ok"]
     assert "not finished: ended by signal 6" in capfd.readouterr().out
-
-
-def test_a_part_that_hangs_is_killed_and_what_was_found_is_there_at_any_time(tmp_path, monkeypatch):
-    fakes(monkeypatch, first="time.sleep(600)", second="found.finish('ok')")
-    watch, there = calls.watch, []
-
-    def killed_or_watched(name, command, file, deadline):
-        text = file.with_suffix(".md")
-        there.append(text.read_text() if text.exists() else "")
-        watch(name, command, file, deadline * (name != "first"))
-
-    monkeypatch.setattr(calls, "watch", killed_or_watched)
-    assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 0
-    parts = report.read(tmp_path / "call-a.json")["parts"]
-    assert (parts["first"]["state"], parts["second"]["state"]) == ("late", "ok")
-    assert parts["first"]["reason"] == "not finished: killed, as its time was over"
-    before, between = there
-    assert before == ""
-    assert "| first | late |" in between
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,6 @@ def serve(behaviours, pipe, contender, place):
     if behaviour == "refused":
         pipe.send({"refused": "RecipeError: compile: 'fast' is not valid"})
         return
-    if behaviour == "breaks":
-        raise SystemExit(2)
     pipe.send({"ready": True})
     while True:
         command = pipe.recv()
@@ -92,7 +90,6 @@ def test_contenders_take_turns_and_the_goals_are_computed(arena):
     reached = {goal["goal"]: (goal["reached"], goal["met"]) for goal in content["goals"]}
     against = f"{MINE.name} / {FAST.name} (1.200 to 1.200)"
     assert reached[against] == (pytest.approx(1.2), "met")
-    assert reached[f"{MINE.name} / our best setting"] == (1.0, "met")
     [share] = [reached[goal] for goal in reached if goal.startswith("LARS")]
     assert share == (pytest.approx(100 * 1200 / 256e3), "met")
 
@@ -110,7 +107,6 @@ def test_call_b_ends_with_long_turns_and_contenders_without_time_are_left_out(ar
     ("behaviour", "reason"),
     [
         ("dies", "failed: ended by signal 6"),
-        ("breaks", "failed: ended with exit code 2"),
         ("hangs", "late: no reply within 0 s"),
         ("refused", "refused: RecipeError: compile: 'fast' is not valid"),
     ],
