@@ -1,6 +1,6 @@
 """Averages in half precision keep small gradients with thousands of ranks, and do not overflow.
 
-Thousands of ranks are emulated in one process; that the emulation is right is checked on ranks.
+Thousands of ranks are emulated in one process; on ranks of gloo the average has the same bits.
 """
 
 from dataclasses import replace
@@ -9,17 +9,64 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
 from largebatch.comm import ALGORITHMS, Plan, Rule, Topology, average, register
-from largebatch.comm.averaging import predivide_factor
-from tests.comm.summation import ORDERS, emulated_average
+from largebatch.comm.averaging import Averaging, predivide_factor
 from tests.ranks import run_ranks
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 RANKS = (8, 96, 2048)
 MAX = 65504.0  # of FP16
 TINY = 2.0**-24  # the smallest positive FP16 number
+
+
+def ring(values, ranks_per_node=1):
+    """Add (terms, elements) as gloo's ring: the k-th part begins at rank k - 1 and goes down."""
+    ranks, elements = values.shape
+    parts = torch.arange(ranks)
+    table = pad(values, (0, -elements % ranks)).unflatten(1, (ranks, -1))
+    total = table[(parts - 1) % ranks, parts]
+    for step in range(2, ranks + 1):
+        total += table[(parts - step) % ranks, parts]
+    return total.flatten()[:elements]
+
+
+def hierarchical(values, ranks_per_node):
+    """Add in FP32 in each node, round, and add each local rank's share in a ring across nodes."""
+    nodes = values.unflatten(0, (-1, ranks_per_node)).sum(1, dtype=torch.float32).to(values.dtype)
+    elements = nodes.shape[1]
+    shares = pad(nodes, (0, -elements % ranks_per_node)).chunk(ranks_per_node, 1)
+    return torch.cat([ring(share) for share in shares])[:elements]
+
+
+#: The order of summation of an algorithm: (ranks, elements) and ranks per node -> (elements,). On
+#: NCCL that of a ring is the same up to where it begins; trees and in-network sums have their own.
+ORDERS = {"ring": ring, "hierarchical": hierarchical}
+
+
+def means_in_fp32(values):
+    """Average groups, shape (groups, terms, elements), in FP32, and round once."""
+    return values.mean(1, dtype=torch.float32).to(values.dtype)
+
+
+def emulated_average(gradients, rule, ranks_per_node, before=None):
+    """Return the average that all ranks get of gradients, shape (ranks, elements) in node order.
+
+    The rule has no ``chunk_bytes`` and ``shape``. ``before`` is what to divide by before the sum,
+    in place of what the product divides by.
+    """
+    dtype, ranks = gradients.dtype, len(gradients)
+    wire = dtype if rule.wire_dtype is None else HALVES[rule.wire_dtype]
+    if rule.sum_dtype is not None:
+        means = means_in_fp32(gradients.to(wire).unflatten(0, (-1, ranks_per_node)))
+        return means_in_fp32(means.unsqueeze(0))[0].to(dtype)
+    averaging = Averaging.of(dtype, ranks, rule)
+    if before is not None:
+        averaging = Averaging(before, ranks / before)
+    sent = averaging.begin(gradients.clone()).to(wire)
+    return averaging.end(ORDERS[rule.algorithm](sent, ranks_per_node).to(dtype))
 
 
 def gradients(ranks, elements, std=1e-4, spread=0.0):
