@@ -15,7 +15,6 @@ import torch
 import torchvision
 from hypothesis import example, given
 from hypothesis import strategies as st
-from timm.models.nfnet import NormFreeBlock
 from torch import nn
 
 from largebatch.amp import Precision
@@ -87,14 +86,6 @@ def test_norm_layers_of_torch_timm_and_torchvision_are_norms_to_both_and_blocks_
     assert [block for block in SMALL_BLOCKS if verdicts(block) != (False, False)] == []
 
 
-class Gain(timm.layers.RmsNorm):
-    """A norm layer that is not torch's, by a name that does not say so, with a layer of its own."""
-
-    def __init__(self):
-        super().__init__(4)
-        self.gate = nn.Linear(4, 4)
-
-
 KNOWN = [
     *(nn.LayerNorm, nn.BatchNorm2d, timm.layers.RmsNorm, timm.layers.grn.GlobalResponseNorm),
     *(timm.layers.EvoNorm2dS0, timm.layers.InplaceAbn, torchvision.ops.FrozenBatchNorm2d),
@@ -128,19 +119,3 @@ def test_own_parameters_of_any_shape_follow_the_rule_in_both(name, base, paramet
     model = Precision("bf16-master").convert(nn.Sequential(module))[0]
     in_fp32 = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
     assert plain & parameters.keys() == in_fp32 & parameters.keys() == wanted
-
-
-def test_amp_keeps_in_fp32_what_lars_counts_as_norm_parameters():
-    """Biases aside, which lars counts with the norms and amp casts with their layer."""
-    layers = [built(layer) for layer in LAYERS if "Lazy" not in layer.__name__]
-    # A block of a normaliser-free network holds a parameter of its own.
-    layers += [Gain(), NormFreeBlock(8, 8, act_layer=nn.ReLU, skipinit=True), nn.Linear(8, 8)]
-    model = Precision("bf16-master").convert(nn.Sequential(*layers))
-    in_fp32 = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
-    of_norms = {name for group in split_parameters(model, 0.1) if not group["adapt"]
-                for name, _ in group["params"]}  # fmt: skip
-    assert {name for name in in_fp32 if not name.endswith("bias")} == {
-        name for name in of_norms if not name.endswith("bias")
-    }
-    (gain,) = (n for n, _ in model.named_parameters() if n.endswith("skipinit_gain"))
-    assert gain not in in_fp32 | of_norms

@@ -278,34 +278,6 @@ def test_command_lines_have_valid_recipes_keys_commands_and_options(
             assert not word.startswith("--") or word in options, f"{word} in {line}"
 
 
-#: Scripts of which a part is gone.
-REDUCED = (
-    "benchmarks.recipes.epochs_to_target",
-    "benchmarks.pipeline.damaged_images",
-    "benchmarks.comm.simulation",
-    "benchmarks.pipeline.input",
-    "benchmarks.pipeline.odd_images",
-    "benchmarks.lars.muon_crosschecks",
-)
-
-
-def test_every_result_is_on_a_page_or_in_the_index_which_names_scripts_that_are_gone():
-    results = ROOT / "benchmarks" / "results"
-    index = (results / "README.md").read_text(encoding="utf-8")
-    pages = "".join(p.read_text(encoding="utf-8") for p in DOCUMENTS)
-    for result in {*results.glob("*.md")} - {results / "README.md"}:
-        listed = f"`{result.stem}`" in index
-        assert listed or f"benchmarks/results/{result.name}" in pages, result.name
-    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", index, re.MULTILINE)
-    assert len(rows) > 10
-    for named, command in rows:
-        assert all(list(results.glob(f"{stem}.*")) for stem in re.findall(r"`(\w+)`", named))
-        for module in re.findall(r"-m ([\w.]+)", command):
-            path = ROOT / module.replace(".", "/")
-            kept = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
-            assert not kept or module in REDUCED, module
-
-
 def test_the_citation_is_of_this_version_and_licence():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # the format's own

@@ -174,29 +174,23 @@ def check_half_precision():
         assert tensor.isinf().all() if dtype == FP16 else tensor.isfinite().all()
 
 
-def test_stated_traffic_follows_the_published_formulas():
-    n = 1000
-    flat = ALGORITHMS["ring"].traffic(n, Topology.of(8, 2))
-    assert flat.inter_bytes == pytest.approx(1.75 * n)  # 2 (p - 1) / p
-    assert flat.intra_messages + flat.inter_messages == 14  # 2 (p - 1)
-    grouped = ALGORITHMS["hierarchical"].traffic(n, Topology.of(8, 2))
-    assert grouped.inter_bytes == pytest.approx(1.5 * n)  # 2 (N - 1) / N, the minimum
-    assert grouped.intra_bytes == pytest.approx(1.0 * n)
-    assert (grouped.intra_messages, grouped.inter_messages) == (2, 6)
-    led = ALGORITHMS["leader"].traffic(n, Topology.of(8, 4))
-    assert (led.intra_messages, led.intra_bytes) == (3 + 2, 5 * n)  # L - 1 and log2 L
-    assert (led.inter_messages, led.inter_bytes) == (2, n)
-    halved = ALGORITHMS["halving-doubling"].traffic(n, Topology.of(16, 4))
-    assert (halved.intra_messages, halved.inter_messages) == (4, 4)  # 2 log2 p
-    assert halved.intra_bytes == pytest.approx(1.5 * n)  # 2 (L - 1) / L
-    assert halved.inter_bytes == pytest.approx(1.5 * n)  # 2 (N - 1) / N
-    folded = ALGORITHMS["halving-doubling"].traffic(n, Topology.of(6, 6))
-    assert folded.intra_messages == 2 * 2 + 2  # 2 floor(log2 p) + 2
-    assert folded.intra_bytes == pytest.approx((2 * 3 / 4 + 2) * n)  # 2 (p' - 1) / p' + 2
-    served = ALGORITHMS["parameter-server"].traffic(n, Topology.of(8, 2))
-    assert (served.inter_messages, served.inter_bytes) == (12, 12 * n)
-    for algorithm in ALGORITHMS.values():
-        assert not any(astuple(algorithm.traffic(n, Topology.of(1, 1))))
+#: Algorithm, ranks, ranks per node; messages and bytes in a node and between nodes, of 1 byte.
+FORMULAS = [
+    ("ring", 8, 2, (8, 1.75, 6, 1.75)),  # 2 (p - 1) messages in all, and 2 (p - 1) / p
+    ("hierarchical", 8, 2, (2, 1, 6, 1.5)),  # 2 (N - 1) / N between nodes, the minimum
+    ("leader", 8, 4, (3 + 2, 5, 2, 1)),  # L - 1 and log2 L
+    ("halving-doubling", 16, 4, (4, 1.5, 4, 1.5)),  # 2 log2 p; 2 (L - 1) / L and 2 (N - 1) / N
+    # 2 floor(log2 p) + 2, and 2 (p' - 1) / p' + 2
+    ("halving-doubling", 6, 6, (2 * 2 + 2, 2 * 3 / 4 + 2, 0, 0)),
+    ("parameter-server", 8, 2, (2, 2, 12, 12)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "ranks", "per_node", "stated"), FORMULAS)
+def test_stated_traffic_follows_the_published_formulas(algorithm, ranks, per_node, stated):
+    traffic = ALGORITHMS[algorithm].traffic
+    assert astuple(traffic(1, Topology.of(ranks, per_node)))[:4] == pytest.approx(stated)
+    assert not any(astuple(traffic(1, Topology.of(1, 1))))
 
 
 @given(

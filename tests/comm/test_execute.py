@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from largebatch.comm import Rule, Topology, execute
 from largebatch.comm.algorithms import Phased
@@ -36,9 +37,12 @@ class Waited:
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 7])
 def test_the_next_chunk_starts_a_phase_before_the_previous_one_is_waited_for(chunks):
-    """Each phase of each chunk runs once, in the same order on all ranks."""
+    """Each phase of each chunk runs once, in the same order on all ranks, named for profilers."""
     recorder, tensor = Recorder(), torch.arange(chunks)
-    _pipelined(recorder, tensor.split(1), tensor.dtype, Topology.of(1, 1))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        _pipelined(recorder, tensor.split(1), tensor.dtype, Topology.of(1, 1))
+    named = {event.key for event in profiler.key_averages()}
+    assert {f"chunk {chunks}, phase 2", f"chunk {chunks}, wait for phase 2"} <= named
     seen = recorder.events
     assert len(seen) == len(set(seen)) == 7 * chunks
     for chunk in range(chunks):

@@ -118,45 +118,38 @@ def half_precision_errs_by_its_roundings():
 
 
 def gradients_accumulate_as_under_ddp():
-    """FSDP2 ignores the second setting on a 1-d mesh: each micro-batch is averaged on its own."""
     topology = Topology.of(dist.get_world_size(), 2, dist.get_rank())
-    for setting in ("set_requires_gradient_sync", "set_requires_all_reduce"):
-        model = shard(network(), mesh_of(2))
-        ddp = DistributedDataParallel(network())
-        register(ddp, PLAN, topology)
-        register_fsdp2(model, PLAN, topology)
+    model, ddp = shard(network(), mesh_of(2)), DistributedDataParallel(network())
+    register(ddp, PLAN, topology)
+    register_fsdp2(model, PLAN, topology)
 
-        def unsynced(last, model=model, setting=setting):
-            getattr(model, setting)(last)
-            return nullcontext()
+    def unsynced(last):
+        model.set_requires_gradient_sync(last)
+        return nullcontext()
 
-        theirs = train(ddp, 2, 3, lambda last, ddp=ddp: nullcontext() if last else ddp.no_sync())
-        assert largest_difference(train(model, 2, 3, unsynced), theirs) < 1e-7
+    theirs = train(ddp, 2, 3, lambda last: nullcontext() if last else ddp.no_sync())
+    assert largest_difference(train(model, 2, 3, unsynced), theirs) < 1e-7
 
 
 def models_whose_gradients_a_hook_cannot_average_are_refused():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     two_nodes, one_node = Topology.of(4, 2, rank), Topology.of(4, 4, rank)
     parts = [dist.new_group(part) for part in ([0], [1, 2, 3])]
-    uneven = DeviceMesh.from_group(parts[rank > 0], "cpu")
+    uneven = shard(network(), DeviceMesh.from_group(parts[rank > 0], "cpu"))
     hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "within"))
-    models = {
-        "plain": (network(), two_nodes),
-        "DDP": (DistributedDataParallel(network()), two_nodes),
-        "replicate": (replicate(network()), two_nodes),
-        "2-d": (shard(network(), hybrid), two_nodes),
-        "one copy": (shard(network(), init_device_mesh("cpu", (ranks,))), two_nodes),
-        "uneven": (shard(network(), uneven), two_nodes),
-    }
+    one_copy, ddp = shard(network(), init_device_mesh("cpu", (ranks,))), network()
     no_mesh = r"model: \w+ is not sharded by FSDP2 over one 1-d mesh; valid: fully_shard"
-    sizes = {"one copy": "4", "uneven": "1, 3"}
-    for name, (model, topology) in models.items():
-        copies = f"mesh: copies of the model on {sizes.get(name)} ranks; valid: one copy per node"
-        with pytest.raises(PlanError, match=copies if name in sizes else no_mesh):
-            register_fsdp2(model, PLAN, topology)
-    register_fsdp2(models["one copy"][0], PLAN, one_node)  # nothing to do, and no error
-    ddp = DistributedDataParallel(network())
-    assert largest_difference(train(models["one copy"][0]), train(ddp)) < 1e-7
+    copies = "mesh: copies of the model on {} ranks; valid: one copy per node"
+    for model, message in (
+        *((model, no_mesh) for model in (network(), replicate(network()))),
+        *((model, no_mesh) for model in (DistributedDataParallel(ddp), shard(network(), hybrid))),
+        (one_copy, copies.format("4")),
+        (uneven, copies.format("1, 3")),
+    ):
+        with pytest.raises(PlanError, match=message):
+            register_fsdp2(model, PLAN, two_nodes)
+    register_fsdp2(one_copy, PLAN, one_node)  # nothing to do, and no error
+    assert largest_difference(train(one_copy), train(DistributedDataParallel(ddp))) < 1e-7
 
 
 def an_all_reduce_that_fails_is_named():

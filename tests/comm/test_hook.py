@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 
 from largebatch.comm import ALGORITHMS, Hierarchical, Plan, Rule, Topology, register
 from tests.ranks import run_ranks
@@ -106,10 +107,25 @@ def a_plain_plan_leaves_ddp_as_it_is_where_that_overlaps_and_divides_well():
     assert left == [(True, torch.float32, BACK_ENDS[0]), (True, torch.bfloat16, BACK_ENDS[0])]
 
 
+def all_reduces_are_named_for_profilers():
+    """By the thread of the hook, and where a plan is the back end's own all-reduce."""
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    for name in ("hierarchical", "ring"):
+        model = ddp(network(), Plan.single(name, fusion_threshold_bytes=20_000))
+        register(model, Plan.single(name), Topology.from_environment(1))
+        gradients(model)
+        with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as profiler:
+            gradients(model)
+        found = {event.key for event in profiler.key_averages()}
+        assert f"all-reduce bucket 0, 35.0 KiB, {name}" in found, found
+        assert "gloo:all_reduce" in found
+
+
 def on_two_ranks():
     backward_continues_while_buckets_are_reduced()
     a_failure_names_the_rank_and_the_bucket_and_is_not_tried_again()
     a_plain_plan_leaves_ddp_as_it_is_where_that_overlaps_and_divides_well()
+    all_reduces_are_named_for_profilers()
 
 
 def test_hook_overlaps_names_failures_and_is_left_out_where_ddp_does_as_well():

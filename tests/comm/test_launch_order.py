@@ -1,7 +1,5 @@
 """NCCL is known under each name, and plans that need a launch order are refused without it."""
 
-import copy
-from datetime import timedelta
 from types import SimpleNamespace
 from unittest import mock
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import Backend
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,7 +20,6 @@ from largebatch.comm import (
     order_launches,
     plan_hook,
     register,
-    topology,
 )
 from largebatch.comm.launch_order import VARIABLE, launches_are_ordered
 from largebatch.comm.tuning import tune as tuning
@@ -171,65 +167,16 @@ def test_tuning_leaves_chunks_out_where_they_can_deadlock(nccl, monkeypatch, var
     assert chunks == ({None, 64} if variable else {None})
 
 
-class Stand(Backend):
-    """What this project reads of torch's classes for NCCL."""
-
-    supports_splitting, options = True, None
-
-    def __init__(self, options):
-        super().__init__(options.group_rank, options.group_size)
-        self.options = SimpleNamespace(_timeout=options.timeout)
-
-    def getBackendName(self):  # noqa: N802
-        return type(self).__name__
-
-
-@pytest.fixture
-def back_end(monkeypatch):
-    for table in ("_plugins", "backend_list", "backend_type_map", "backend_capability"):
-        monkeypatch.setattr(dist.Backend, table, copy.copy(getattr(dist.Backend, table)))
-    monkeypatch.setattr(dist.Backend, "default_device_backend_map", {"cpu": "gloo", "cuda": "nccl"})
-
-    def start(name, kind, *, binds):
-        made = type(kind, (Stand,), {})
-
-        def create(options, _):
-            if binds:
-                options.process_group.bound_device_id = torch.device("cuda", 0)
-            return made(options)
-
-        plugin = name.rpartition(":")[2]
-        dist.Backend.register_backend(plugin, create, extended_api=True, devices=["cuda"])
-        size = 1 if "gloo" in name else 4
-        store, limit = dist.HashStore() if size == 1 else FakeStore(), timedelta(seconds=77)
-        dist.init_process_group(name, store=store, rank=0, world_size=size, timeout=limit)
-
-    yield start
-    dist.destroy_process_group()
-
-
-@pytest.mark.skipif(not hasattr(Backend, "new_window"), reason="no back ends in Python here")
 @pytest.mark.parametrize(
-    ("name", "kind", "binds"),
+    ("config", "kind"),
     [
-        ("nccl", "ProcessGroupNCCL", False),  # to torch 2.14, or with TORCH_DIST_USE_NCCL2=0
-        ("nccl-lazy", "ProcessGroupNCCLLazy", True),
-        ("cpu:gloo,cuda:nccl2", "ProcessGroupNCCL2", True),
+        ("cpu:gloo,cuda:nccl", "ProcessGroupNCCL"),  # to torch 2.14, or TORCH_DIST_USE_NCCL2=0
+        ("cpu:nccl-lazy,cuda:nccl-lazy", "ProcessGroupNCCLLazy"),
+        ("cpu:gloo,cuda:nccl2", "ProcessGroupNCCL2"),
+        ("cpu:gloo,cuda:gloo", ""),
     ],
 )
-def test_nccl_is_known_under_each_name(monkeypatch, back_end, name, kind, binds):
-    back_end(name, kind, binds=binds)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert launch_order.nccl_class() == kind
-    assert launch_order.device_of_messages() == torch.device("cuda", 3)
-    assert topology._default_timeout() == timedelta(seconds=77)
-    assert topology._splits() is binds  # ProcessGroupNCCL2 binds itself to a device
-
-
-def test_gloo_is_not_nccl():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert launch_order.nccl_class() == ""
-        assert launch_order.device_of_messages() == torch.device("cpu")
-    finally:
-        dist.destroy_process_group()
+def test_nccl_is_known_under_each_name(monkeypatch, config, kind):
+    group = SimpleNamespace(_get_backend=lambda device: type(kind or "ProcessGroupGloo", (), {})())
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    assert launch_order.nccl_class(group) == kind

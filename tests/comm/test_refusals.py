@@ -69,6 +69,7 @@ def refusals_of_models():
     no_python = "optimize_ddp: python_reducer reduces each gradient on its own, so there"
     one_rank = "process_group: DistributedDataParallel has 1 ranks, and the topology 2"
     sharded = FullyShardedDataParallel(layer(), device_id=cpu)
+    other_ranks = refusal(register, DistributedDataParallel(layer()), PLAN, layout)
     for line, expected in (
         (refusal(register, layer(), PLAN), f"model: Linear {no_buckets}"),
         (refusal(register, sharded, PLAN), f"model: FullyShardedDataParallel {no_buckets}"),
@@ -77,10 +78,7 @@ def refusals_of_models():
         (raw_python, no_python),
         (refusal(register, unregistered, PLAN), one_rank),
         (refusal(train, part), one_rank),
-        (
-            refusal(register, DistributedDataParallel(layer()), PLAN, layout),
-            "topology: 4 ranks, but the process group has 2; valid: Topology.from",
-        ),
+        (other_ranks, "topology: 4 ranks, but the process group has 2; valid: Topology.from"),
     ):
         assert line.startswith(expected), line
 

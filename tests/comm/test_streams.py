@@ -10,7 +10,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from largebatch.comm import ALGORITHMS, Plan, PlanState, Rule, all_reduce
+from largebatch.comm import ALGORITHMS, Plan, PlanState, Rule, all_reduce, execute
 from largebatch.comm.fsdp2 import _average_shard
 from tests.comm.nccl import Nccl
 from tests.streams import Machine, Stream
@@ -124,6 +124,14 @@ def test_gradients_do_not_depend_on_the_order_of_streams(name, chunks):
         assert not wrong(seed, nodes, gradients_of_buckets(rule, [length, 31, length]))
 
     check()
+
+
+@pytest.mark.parametrize("wait", ["end", "join"])
+def test_a_wait_that_is_missing_shows_in_some_order_of_streams(monkeypatch, wait):
+    """So the model has what the tests above rely on: streams that run ahead, and memory reused."""
+    monkeypatch.setattr(execute._Lanes, wait, lambda *_: None)
+    program = gradients_of_buckets(rule_of("hierarchical", "fp16", 8, 192, 4), [192, 31, 192])
+    assert any(wrong(seed, TWO_BY_TWO, program) for seed in range(40))
 
 
 @settings(max_examples=10, phases=GENERATE)

@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 import torch
@@ -96,57 +97,50 @@ def test_ranks_that_see_different_variables_agree():
 
 
 @pytest.fixture
-def steps(monkeypatch):
-    """The calls that make groups, on a back end that is bound to a device and splits, as NCCL."""
-    calls = []
-    for name in ("new_group", "split_group"):
-        original = getattr(dist, name)
+def as_rank():
+    """Return a function that makes a rank on torch's fake back end, in which no rank is another."""
 
-        def counted(*arguments, name=name, original=original, **options):
-            calls.append(name)
-            return original(*arguments, **options)
+    def make(rank, nodes):
+        world_size = sum(map(len, nodes))
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        if not dist.group.WORLD._get_backend(torch.device("cpu")).supports_splitting:
+            pytest.skip("the fake back end of this torch does not split, as that of torch 2.11")
+        return Topology(nodes, rank)
 
-        monkeypatch.setattr(dist, name, counted)
-    monkeypatch.setattr(topology, "_splits", lambda: True)
-    yield calls
+    yield make
     dist.destroy_process_group()
-
-
-def as_rank(rank, sizes):
-    """A topology of nodes of these sizes on torch's fake back end, in which no rank is another."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sum(sizes))
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    if not backend.supports_splitting:
-        pytest.skip("the fake back end of this torch does not split, as that of torch 2.11")
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return Topology(tuple(tuple(range(s, s + n)) for s, n in zip(starts, sizes, strict=True)), rank)
 
 
 def ranks_of(group):
     return None if group is None else dist.get_process_group_ranks(group)
 
 
-HIERARCHICAL = Rule("hierarchical")
+HIERARCHICAL = (Rule("hierarchical"),)
+MANY, ONE, EACH = (Topology.of(*sizes).nodes for sizes in ((2048, 8), (8, 8), (8, 1)))
 
 
 @pytest.mark.parametrize(
-    ("rank", "sizes", "rules", "expected", "intra", "inter"),
+    ("rank", "nodes", "rules", "expected", "intra", "inter"),
     [
-        (13, [8] * 256, [HIERARCHICAL], 2, [*range(8, 16)], [*range(5, 2048, 8)]),
-        (3, [4, 2, 3], [Rule("leader", max_bytes=9), Rule("ring")], 3, [0, 1, 2, 3], None),
-        (5, [4, 4], [Rule("torus", shape=(2, 4))], 2, [4, 5, 6, 7], [1, 5]),
-        (5, [8], [HIERARCHICAL], 1, [*range(8)], None),
-        (5, [1] * 8, [HIERARCHICAL], 1, None, [*range(8)]),
+        (13, MANY, HIERARCHICAL, 2, [*range(8, 16)], [*range(5, 2048, 8)]),
+        (0, UNEQUAL, (Rule("leader", max_bytes=9), Rule("ring")), 3, None, [0, 1, 2]),
+        (2, TWO_BY_TWO, (Rule("torus", shape=(4, 1)),), 1, [2, 3], [0, 2]),
+        (5, ONE, HIERARCHICAL, 1, [*range(8)], None),
+        (5, EACH, HIERARCHICAL, 1, None, [*range(8)]),
     ],
-    ids=["2,048 ranks", "two rules", "grid", "one node", "nodes of one"],
+    ids=["2,048 ranks", "two rules", "row", "one node", "nodes of one"],
 )
 def test_a_plan_takes_one_step_for_each_level_on_a_back_end_that_splits(
-    steps, rank, sizes, rules, expected, intra, inter
+    as_rank, monkeypatch, rank, nodes, rules, expected, intra, inter
 ):
-    found, plan = as_rank(rank, sizes), Plan(tuple(rules))
-    plan.connect(found)
-    plan.connect(found)
-    assert steps == ["split_group"] * expected
+    found, plan = as_rank(rank, nodes), Plan(rules)
+    split = mock.Mock(wraps=dist.split_group)
+    monkeypatch.setattr(topology, "_splits", lambda: True)  # as NCCL that is bound to a device
+    monkeypatch.setattr(dist, "split_group", split)
+    monkeypatch.delattr(dist, "new_group")
+    for _ in range(2):
+        plan.connect(found)
+    assert split.call_count == expected
     assert ranks_of(found.groups.intra) == intra
     assert ranks_of(found.groups.inter) == inter
 

@@ -7,14 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from largebatch.recipes.mlperf.log import RESULT
 from largebatch.recipes.schema.load import load
-from tests.examples.pytorchjob import SCHEMA
 from tests.ranks import free_ports
 from tests.recipes.runs import BASE
 
@@ -75,10 +73,6 @@ def slurm(folder, job_id, *overrides):
     return result, command
 
 
-def job():
-    return yaml.safe_load(JOB.read_text())
-
-
 @pytest.mark.slow("trains under two torchruns")
 def test_the_script_trains_on_two_nodes(tmp_path):
     run = tmp_path / "run"
@@ -106,9 +100,12 @@ def test_the_script_trains_on_two_nodes(tmp_path):
     assert values["submission_platform"].startswith("2x1 ")
 
 
-def test_the_job_runs_the_command_of_the_script_on_the_same_resources():
-    spec, script = job()["spec"], SLURM.read_text()
-    (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+def test_the_job_has_valid_pods_and_runs_the_command_of_the_script_on_the_same_resources():
+    spec, script = yaml.safe_load(JOB.read_text())["spec"], SLURM.read_text()
+    template = spec["pytorchReplicaSpecs"]["Worker"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, **template}
+    kubernetes_validate.validate(pod, "1.30", strict=True)
+    (container,) = template["spec"]["containers"]
     signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     assert container["command"][:5] == ["torchrun", "--numa-binding=node", signals, *TRAINER]
     lines = script.replace("\\\n", " ").splitlines()
@@ -123,15 +120,6 @@ def test_the_job_runs_the_command_of_the_script_on_the_same_resources():
     recipe = load(name, overrides).recipe
     assert recipe.resume.from_ == "latest"
     assert recipe.batch_size % (64 * recipe.micro_batch_size) == 0  # on 8 x 8 GPUs
-
-
-def test_the_job_is_valid():
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(job(), SCHEMA)
-    # The pod that the operator creates from the template.
-    template = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "worker"}, **template}
-    kubernetes_validate.validate(pod, "1.30", strict=True)
 
 
 def test_shellcheck_finds_nothing_in_the_script():

@@ -18,7 +18,6 @@ import argparse
 import json
 import sys
 from collections import Counter
-from itertools import count
 from pathlib import Path
 
 from .sites import Mutant
@@ -53,30 +52,17 @@ def main() -> None:
         cover(ROOT, BUILD, further)
         return
     if options.what == "run":
-        LATEST.write_text("[\n" + ",\n".join(map(json.dumps, _run(options.jobs))) + "\n]\n")
+        from .run import run
+
+        mutants = [Mutant(**record) for record in json.loads(LIST.read_text())]
+        outcomes = zip(mutants, run(ROOT, mutants, BUILD, options.jobs), strict=True)
+        rows = [{"mutant": str(mutant), **vars(outcome)} for mutant, outcome in outcomes]
+        LATEST.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     before, after = (json.loads(file.read_text()) for file in (BASELINE, LATEST))
     for name, rows in (("The baseline", before), ("Now", after)):
         print(f"{name}: {dict(Counter(row['outcome'] for row in rows))}")
     print("Caught before and not now:", *(lost(before, after) or ["none"]), sep="\n")
     sys.exit(bool(lost(before, after)))
-
-
-def _run(jobs: int) -> list[dict[str, object]]:
-    from .cover import Covering
-    from .run import Outcome, run
-
-    chosen = [Mutant(**record) for record in json.loads(LIST.read_text())]
-    done = count(1)
-
-    def ended(index: int, outcome: Outcome) -> None:
-        seconds = f"{outcome.seconds:5.1f} s"
-        print(f"{next(done):4} {outcome.outcome:12} {seconds}  {chosen[index]}", flush=True)
-
-    outcomes = run(ROOT, chosen, Covering(ROOT, BUILD), BUILD, jobs, ended)
-    return [
-        {"mutant": str(mutant), **vars(outcome)}
-        for mutant, outcome in zip(chosen, outcomes, strict=True)
-    ]
 
 
 if __name__ == "__main__":

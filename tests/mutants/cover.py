@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import coverage
@@ -26,11 +25,11 @@ HERE = Path(__file__).parent
 def cover(root: Path, out: Path, arguments: Sequence[str]) -> None:
     """Run pytest with ``arguments`` under coverage; write ``out/coverage`` and the durations."""
     shutil.rmtree(out, ignore_errors=True)
-    (out / "parts").mkdir(parents=True)
+    out.mkdir(parents=True)
     settings = out / "coveragerc"
     settings.write_text(
         "[run]\n"
-        f"data_file = {out}/parts/data\n"
+        f"data_file = {out}/coverage\n"
         "parallel = true\n"
         "concurrency = multiprocessing, thread\n"
         "context = ${PYTEST_CURRENT_TEST-}\n"
@@ -45,18 +44,9 @@ def cover(root: Path, out: Path, arguments: Sequence[str]) -> None:
     }
     command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.contexts", *arguments]
     subprocess.run(command, cwd=root, env=environment, check=False)
-    _combine(out)
-
-
-def _combine(out: Path) -> None:
-    """Put the data of all processes into one file."""
-    data = coverage.CoverageData(str(out / "coverage"))
-    for part in sorted((out / "parts").iterdir()):
-        one = coverage.CoverageData(str(part))
-        with suppress(coverage.exceptions.DataError):  # of a process that was killed as it wrote
-            one.read()
-            data.update(one)
-    shutil.rmtree(out / "parts")
+    measured = coverage.Coverage(config_file=str(settings))
+    measured.combine()  # warns of the file of a process that was killed as it wrote
+    measured.save()
 
 
 def in_function(path: Path, line: int) -> bool:
@@ -94,9 +84,9 @@ class Covering:
         if contexts and not in_function(path, line):
             found |= {name for name in self.seconds if name.startswith(own)}
         own_file = f"{own}test_{path.stem}.py"
-        return sorted(
-            found,
-            key=lambda name: (
-                not name.startswith(own_file), not name.startswith(own), self.seconds[name], name,
-            ),
-        )  # fmt: skip
+
+        def place(name: str) -> tuple[bool, bool, float, str]:
+            is_near = name.startswith(own_file), name.startswith(own)
+            return not is_near[0], not is_near[1], self.seconds[name], name
+
+        return sorted(found, key=place)

@@ -20,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -48,19 +49,13 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run(
-    root: Path,
-    mutants: Sequence[Mutant],
-    covering: Covering,
-    work: Path,
-    jobs: int,
-    ended: Callable[[int, Outcome], None],
-) -> list[Outcome]:
-    """Run all mutants, ``jobs`` at a time, and return their outcomes in order.
+def run(root: Path, mutants: Sequence[Mutant], work: Path, jobs: int) -> list[Outcome]:
+    """Run all mutants, ``jobs`` at a time, print each outcome, and return them in order.
 
     A test that fails without any mutant as well catches nothing: the mutants that it seemed to
     catch are run again without it.
     """
+    covering, done = Covering(root, work), count(1)
     trees: SimpleQueue[Path] = SimpleQueue()
     for job in range(jobs):
         trees.put(_copy(root, work / f"tree-{job}"))
@@ -72,7 +67,8 @@ def run(
             outcome = _run_one(root, tree, mutants[index], covering, fails_anyway)
         finally:
             trees.put(tree)
-        ended(index, outcome)
+        seconds = f"{outcome.seconds:5.1f} s"
+        print(f"{next(done):4} {outcome.outcome:12} {seconds}  {mutants[index]}", flush=True)
         return outcome
 
     outcomes: dict[int, Outcome] = {}
@@ -81,9 +77,7 @@ def run(
         with ThreadPoolExecutor(jobs) as pool:
             outcomes.update(zip(todo, pool.map(one, todo), strict=True))
         catching = sorted({outcomes[i].by for i in todo} - {"", "collection"})
-        tree = trees.get()
-        broken = _failing(tree, catching)
-        trees.put(tree)
+        broken = _failing(work / "tree-0", catching)
         fails_anyway |= broken
         todo = [i for i in todo if outcomes[i].by in broken]
     return [outcomes[i] for i in range(len(mutants))]
@@ -157,14 +151,8 @@ def _pytest(tree: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-m", "pytest", "-x", "-v", "--tb=no", "--no-header"]
         command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", f"@{names.name}"]
-        process = psutil.Popen(
-            command,
-            cwd=tree,
-            env=environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
+        files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        process = psutil.Popen(command, cwd=tree, env=environment, **files)
         try:
             code = process.wait(limit)
         except psutil.TimeoutExpired:

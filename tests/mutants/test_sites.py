@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.mutants.__main__ import BASELINE, LIST, lost
+from tests.mutants.__main__ import BASELINE, LIST
 from tests.mutants.sites import Mutant, mutate, place
 
 ROOT = Path(__file__).parents[2]
@@ -42,14 +42,3 @@ def test_lines_that_are_equal_are_kept_apart_and_found_where_they_moved(tmp_path
         assert [place(tmp_path, m) for m in (first, second)] == [(moved, line), (moved, line + 1)]
         moved.write_text(text.replace("total", "sum"))
         assert place(tmp_path, first) is None
-
-
-def test_a_mutant_that_is_not_caught_any_more_is_named():
-    def rows(**outcomes):
-        return [{"mutant": name, "outcome": how, "by": "t.py"} for name, how in outcomes.items()]
-
-    before = rows(a="caught", b="caught", c="missed", d="caught")
-    after = rows(a="caught", b="missed", c="missed", d="gone")
-    assert lost(before, after) == [
-        f"{how} (was caught by t.py)" for how in ("missed: b", "gone: d")
-    ]

@@ -9,7 +9,6 @@ import torch
 from benchmarks.faults import __main__ as suite
 from benchmarks.faults import kinds
 from benchmarks.faults.runs import FORMS, Form, differences
-from benchmarks.faults.watched import Watched
 from benchmarks.tables import RESULTS
 
 
@@ -63,17 +62,3 @@ def test_a_traceback_or_a_silent_end_is_not_a_stated_end():
     for text in silent:
         with pytest.raises(kinds.UnexpectedError):
             kinds._expect_one_line(ended(text), "run_dir:")
-
-
-@pytest.mark.parametrize("into", ["input", "gradient", "weight"])
-def test_a_number_that_is_not_finite_comes_at_its_step_alone(monkeypatch, into):
-    injected = {"into": into, "value": "nan", "rank": 0, "step": 2}
-    monkeypatch.setenv("LARGEBATCH_FAULTS_INJECTED", json.dumps(injected))
-    model, watched = torch.nn.Conv2d(1, 1, 1), Watched()
-    watched.on_start(SimpleNamespace(job=SimpleNamespace(rank=0), step=0, model=model))
-    for step in range(2):
-        watched.on_step_begin(step)
-        model.zero_grad()
-        model(torch.ones(2, 1, 2, 2)).sum().backward()
-        assert model.weight.grad.isfinite().all() == (step == 0 or into == "weight")
-        assert model.weight.isfinite().all() == (step == 0 or into != "weight")

@@ -1,6 +1,7 @@
 """``python -m benchmarks.gpu``: the dry run of calls, and how parts that fail are handled."""
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -47,17 +48,7 @@ def test_a_dry_run_of_a_call_of_each_kind(call, tmp_path, capfd):
     assert capfd.readouterr().out.endswith(f"\n{text[-calls._PRINTED :]}\n")
 
 
-def fakes(monkeypatch, **parts):
-    """Let a call have parts that run code in a process of their own."""
-    monkeypatch.setitem(calls.CALLS, "a", dict.fromkeys(parts, (1, 600)))
-
-    def command(options, part, deadline):
-        code = PART.format(file=str(options.file), name=part, deadline=deadline, end=parts[part])
-        return [sys.executable, "-c", code]
-
-    monkeypatch.setattr(Options, "command", command)
-
-
+#: A part of a call: it hangs, dies in two ways, or ends well.
 PART = """
 import os, sys, time
 from pathlib import Path
@@ -67,75 +58,59 @@ found.row("rows", value=1.5)
 found.check("a check of {name}", lambda: None)
 {end}
 """
+ENDS = {"late": "time.sleep(600)", "abort": "os.abort()", "exit": "sys.exit(3)"}
+ENDS["good"] = "found.finish('ok')"
 
 
-def test_a_part_that_dies_keeps_its_results_and_the_others_run(tmp_path, monkeypatch, capfd):
-    fakes(monkeypatch, first="os.abort()", second="sys.exit(3)", third="found.finish('ok')")
+def test_parts_that_hang_or_die_keep_their_results_and_the_others_run(tmp_path, monkeypatch, capfd):
+    watch, text = calls.watch, tmp_path / "call-a.md"
+
+    def command(options, part, deadline):
+        code = PART.format(file=str(options.file), name=part, deadline=deadline, end=ENDS[part])
+        return [sys.executable, "-c", code]
+
+    def watched(name, command, file, deadline):
+        assert name == "late" or "| late | late |" in text.read_text()  # it is there at any time
+        watch(name, command, file, deadline if name != "late" else time.monotonic() + 5)
+
+    monkeypatch.setitem(calls.CALLS, "a", dict.fromkeys(ENDS, (1, 600)))
+    monkeypatch.setattr(Options, "command", command)
+    monkeypatch.setattr(calls, "watch", watched)
     assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 1
     parts = report.read(tmp_path / "call-a.json")["parts"]
     assert {name: (part["state"], part["reason"]) for name, part in parts.items()} == {
-        "first": ("failed", "not finished: ended by signal 6"),
-        "second": ("failed", "not finished: ended with exit code 3"),
-        "third": ("ok", ""),
+        "late": ("late", "not finished: killed, as its time was over"),
+        "abort": ("failed", "not finished: ended by signal 6"),
+        "exit": ("failed", "not finished: ended with exit code 3"),
+        "good": ("ok", ""),
     }
-    for part in parts.values():
-        assert part["tables"] == {"rows": [{"value": 1.5, "device": "cpu"}]}
-        assert [check["state"] for check in part["checks"]] == ["ok"]
+    for name in ("abort", "exit", "good"):  # `late` may have been killed before its first row
+        assert parts[name]["tables"] == {"rows": [{"value": 1.5, "device": "cpu"}]}
+        assert [check["state"] for check in parts[name]["checks"]] == ["ok"]
     assert "not finished: ended by signal 6" in capfd.readouterr().out
 
 
-def test_a_part_that_hangs_is_killed_and_what_was_found_is_there_at_any_time(tmp_path, monkeypatch):
-    fakes(monkeypatch, first="time.sleep(600)", second="found.finish('ok')")
-    watch, there = calls.watch, []
-
-    def killed_or_watched(name, command, file, deadline):
-        text = file.with_suffix(".md")
-        there.append(text.read_text() if text.exists() else "")
-        watch(name, command, file, deadline * (name != "first"))
-
-    monkeypatch.setattr(calls, "watch", killed_or_watched)
-    assert calls.run(Options("a", tmp_path, dry=True), time.monotonic() + 600) == 0
-    parts = report.read(tmp_path / "call-a.json")["parts"]
-    assert (parts["first"]["state"], parts["second"]["state"]) == ("late", "ok")
-    assert parts["first"]["reason"] == "not finished: killed, as its time was over"
-    before, between = there
-    assert before == ""
-    assert "| first | late |" in between
-
-
-def test_a_part_without_time_is_not_started(tmp_path):
-    assert calls.run(Options("d", tmp_path, dry=True), time.monotonic()) == 0
-    parts = report.read(tmp_path / "call-d.json")["parts"]
-    assert (parts["cifar"]["state"], parts["cifar"]["reason"]) == ("skipped", "no time is left")
-    assert "no time is left" in (tmp_path / "call-d.md").read_text()
-
-
-def refused(capsys, *arguments):
-    with pytest.raises(SystemExit) as exit_:
-        main([*arguments])
-    assert exit_.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_missing_packages_fail_a_call_that_is_not_dry(tmp_path, monkeypatch, capsys):
-    absent = {"pydantic", "rich"}
-    installed = place.installed
+@pytest.mark.parametrize(
+    ("on_gpu", "arguments", "message"),
+    [
+        (True, "--call a --copy {}", "our trainer needs pydantic, rich; .* -m benchmarks.gpu.whe"),
+        (False, "--call a --copy {}", "no CUDA GPU; --dry"),
+        (False, "--call a", "--call and --copy are needed"),
+        (False, "--dry --until -1", "--until must be above 0, not -1"),
+        (False, "--dry --cifar10 nowhere", "--cifar10: no folder nowhere"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_refused(
+    tmp_path, monkeypatch, capsys, on_gpu, arguments, message
+):
+    absent, installed = {"pydantic", "rich"}, place.installed
     monkeypatch.setattr(place, "installed", lambda name: name not in absent and installed(name))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    line = refused(capsys, "--call", "a", "--copy", str(tmp_path))
-    assert "our trainer needs pydantic, rich; " in line
-    assert "python -m benchmarks.gpu.wheels" in line
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.format(tmp_path).split())
+    assert ended.value.code == 2
+    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
     assert list(tmp_path.iterdir()) == []
-    assert calls.obstacle("c") == ""
-
-
-def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "--call and --copy are needed" in refused(capsys, "--call", "a")
-    assert "no CUDA GPU; --dry" in refused(capsys, "--call", "a", "--copy", str(tmp_path))
-    assert "--until must be above 0, not -1" in refused(capsys, "--dry", "--until", "-1")
-    line = refused(capsys, "--dry", "--cifar10", "nowhere")
-    assert "--cifar10: no folder nowhere" in line
 
 
 def test_shapes_match_the_models():

@@ -10,7 +10,6 @@ from PIL import Image
 
 from benchmarks.gpu import cifar, cifar_images
 from benchmarks.gpu.place import Place
-from largebatch.recipes.schema.load import load
 
 
 def test_images_are_read_from_a_folder(tmp_path):
@@ -47,44 +46,6 @@ def test_batches_have_each_image_once_in_an_epoch_and_mirrored_in_every_other():
     assert all(sorted(epoch) == [*range(6)] for epoch in epochs)
     for even, odd in pairwise(epochs):
         assert all(even[image] != odd[image] for image in even)
-
-
-@pytest.mark.parametrize("setting", cifar.SETTINGS, ids=lambda s: f"{s.name}, {s.norm}")
-def test_settings_differ_in_what_their_names_say(setting):
-    recipe = load(cifar.RECIPE, setting.overrides(2048, 0.5, 10.0, 3)).recipe
-    assert (recipe.batch_size, recipe.optimizer.lr, recipe.seed) == (2048, 0.5, 3)
-    assert recipe.batch_norm.images == (256 if setting.ghosts else None)
-    if setting.optimizer == "Muon":
-        momentum, steps = setting.name.split()[2].rstrip(","), setting.name.split()[3]
-        assert recipe.optimizer.momentum == float(momentum)
-        assert recipe.optimizer.args["ns_steps"] == int(steps)
-
-
-def test_nothing_is_begun_when_the_time_is_over(report_of, monkeypatch):
-    made = []
-
-    def train(overrides, train_split, test_split, place):
-        made.append((overrides, len(train_split[1]), len(test_split[1])))
-        return {"top1": 95.0, "seconds": 0.01, "steps": 100.0}
-
-    monkeypatch.setattr(cifar, "train", train)
-    found = report_of("cifar")
-    images = torch.zeros(6000, 3, 1, 1)
-    splits = (images, torch.zeros(6000)), (images[:100], torch.zeros(100))
-    comparison = cifar.Comparison(found, Place(torch.device("cpu")), *splits)
-    setting = cifar.SETTINGS[0]
-    comparison.tune(setting)
-    comparison.final(cifar.SETTINGS[1], 2048, 0)  # has not been tuned
-    comparison.final(setting, 2048, 0)
-    assert [sizes for _, *sizes in made] == [[1000, 5000]] * 3 + [[6000, 100]] * 3
-    monkeypatch.setattr(type(found), "seconds_left", property(lambda self: 3.0 - len(made[6:])))
-    for seed in range(1, 20):
-        comparison.final(setting, 2048, seed)
-    assert len(made) == 9
-    assert len(found.content["skipped"]) == 1
-    cifar.summarise(found, Place(torch.device("cpu")))
-    [row] = found.content["tables"]["steps to 94 % on the test set"]
-    assert (row["batch"], row["median"], row["seeds"], row["best_top1"]) == (2048, 100, 2, 95.0)
 
 
 def test_steps_to_an_accuracy():

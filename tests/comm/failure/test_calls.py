@@ -19,42 +19,31 @@ from largebatch.comm.failure.roll import RollCall
 from tests.comm.failure.started import until
 
 
-class Silent:
-    """A roll call whose store does not answer; with ``ends``, this rank leaves meanwhile."""
+class Call:
+    """A roll call with an answer, None from a store that is gone; its rank may leave meanwhile."""
 
     rank = 1
 
-    def __init__(self, ends=False, has_ended=False):
-        self.has_ended, self._ends = has_ended, ends
+    def __init__(self, answer=None, leaves=False, has_ended=False):
+        self.has_ended, self._leaves, self._answer = has_ended, leaves, answer
 
     def call(self, **_):
-        self.has_ended = self.has_ended or self._ends
-
-
-@pytest.mark.parametrize("call", [Silent(ends=True), Silent(has_ended=True)])
-def test_a_watch_stops_when_its_rank_has_left_the_job(call):
-    ended = []
-    with closing(StallWatch(call, ended.append, floor_seconds=0.05)) as watch:
-        watch._thread.join(5)
-        assert not watch._thread.is_alive()
-        assert ended == []
-
-
-def test_a_watch_ends_a_rank_that_is_cut_off():
-    ended = []
-    with closing(StallWatch(Silent(), ended.append, floor_seconds=0.05)):
-        until(lambda: ended)
-    assert ended[0].endswith("the job's store does not answer: this rank is cut off")
-
-
-class Late:
-    rank, has_ended = 0, False
-
-    def call(self, **_):
-        return roll.Roll([], {0: "wait (loop.py:1)"})
+        self.has_ended = self.has_ended or self._leaves
+        return self._answer
 
     def is_first(self, what):
         return True
+
+
+def test_a_watch_ends_a_rank_that_is_cut_off_unless_that_has_left_the_job():
+    for call in (Call(leaves=True), Call(has_ended=True)):
+        ended = []
+        with closing(StallWatch(call, ended.append, floor_seconds=0.05)) as watch:
+            watch._thread.join(5)
+            assert (watch._thread.is_alive(), ended) == (False, [])
+    with closing(StallWatch(Call(), ended.append, floor_seconds=0.05)):
+        until(lambda: ended)
+    assert ended[0].endswith("the job's store does not answer: this rank is cut off")
 
 
 def test_a_watch_goes_on_when_its_line_cannot_be_shown():
@@ -64,7 +53,8 @@ def test_a_watch_goes_on_when_its_line_cannot_be_shown():
         said.append(line)
         raise BrokenPipeError
 
-    with closing(StallWatch(Late(), said.append, say, floor_seconds=0.05)) as watch:
+    late = Call(roll.Roll([], {0: "wait (loop.py:1)"}))
+    with closing(StallWatch(late, said.append, say, floor_seconds=0.05)) as watch:
         for step in range(3):
             watch.begin(step)
             watch.finish()
@@ -168,6 +158,7 @@ def test_a_rank_that_has_not_come_yet_is_missing_only_once_something_has_failed(
 
 @pytest.mark.slow("waits three times until a rank is missing")
 def test_the_first_verdict_is_that_of_all_ranks_though_others_end_after_it(store, ranks):
+    assert [side.is_first("late") for side in ranks] == [True, False, False]
     hang(ranks[2])
     assert ranks[0].call(grace_seconds=2).missing == [2]
     ranks[0].end()
@@ -183,17 +174,13 @@ def test_the_first_verdict_is_that_of_all_ranks_though_others_end_after_it(store
         side.end()
 
 
-def test_one_rank_is_the_first_of_each_thing(ranks):
-    assert [side.is_first("a") for side in ranks] == [True, False, False]
-    assert ranks[1].is_first("b")
-
-
 HOST = """
 import sys, time
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
 print(store.port, flush=True)
-time.sleep(600)
+while True:
+    time.sleep(0.05)
 """
 
 
@@ -215,27 +202,13 @@ def test_a_rank_ends_while_its_call_waits_for_a_host_that_hangs(monkeypatch):
         host.wait()
 
 
-TIMEOUT = timedelta(seconds=20)
-
-
-def clients(world_size):
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    return server, [dist.TCPStore("127.0.0.1", server.port, None, False) for _ in range(world_size)]
-
-
-def test_attempts_see_only_their_own_keys():
-    server, stores = clients(4)
+def test_attempts_see_only_their_own_keys_and_the_ranks_that_do_not_arrive_are_named(store):
+    stores, limit = [store.clone() for _ in range(4)], timedelta(seconds=20)
     with ThreadPoolExecutor(4) as pool:
         for turn in range(3):
-            made = list(pool.map(lambda r: store_of_attempt(stores[r], r, 4, TIMEOUT), range(4)))
-            assert not any(store.check(["address"]) for store in made)
+            made = list(pool.map(lambda r: store_of_attempt(stores[r], r, 4, limit), range(4)))
+            assert not any(one.check(["address"]) for one in made)
             made[turn].set("address", str(turn))
-            assert [store.get("address") for store in made] == [str(turn).encode()] * 4
-    del server
-
-
-def test_the_timeout_error_names_the_missing_ranks():
-    server, stores = clients(1)
+            assert [one.get("address") for one in made] == [str(turn).encode()] * 4
     with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not arrive within 0:00:01"):
         store_of_attempt(stores[0], 0, 3, timedelta(seconds=1))
-    del server

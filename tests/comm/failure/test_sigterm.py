@@ -22,6 +22,11 @@ pytestmark = pytest.mark.slow("starts three ranks for each test, and ends them")
 SECONDS = 60  # in which what is waited for has long happened
 
 
+def wait_for_ever():
+    while True:  # in short sleeps: one that begins just after a signal is not interrupted
+        time.sleep(0.05)
+
+
 def saying(rank, folder):
     """Wait in a collective, where the main thread cannot be reached, but rank 2 outside of it."""
     os.dup2(os.open(folder / f"said-{rank}", os.O_WRONLY | os.O_CREAT), 2)
@@ -30,8 +35,8 @@ def saying(rank, folder):
         if rank == 2:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
         (folder / f"ready-{rank}").touch()
-        while rank == 2:  # in short sleeps: one that begins after a signal is not interrupted
-            time.sleep(0.05)
+        if rank == 2:
+            wait_for_ever()
         dist.all_reduce(torch.ones(2))
 
 
@@ -53,10 +58,9 @@ def test_a_killed_rank_is_named_by_those_that_are_then_terminated(tmp_path):
         ranks[2].join()
         for process in ranks[:2]:  # as torchrun does
             process.terminate()
-        for process in ranks[:2]:
+        for rank, process in enumerate(ranks[:2]):
             process.join(SECONDS)
-    for rank in (0, 1):
-        assert "rank 2 did not answer within 3 s (ended or hanging)" in said(tmp_path, rank)
+            assert "rank 2 did not answer within 3 s (ended or hanging)" in said(tmp_path, rank)
 
 
 def test_a_job_that_is_terminated_as_a_whole_names_nobody_and_heeds_handlers(tmp_path):
@@ -79,7 +83,7 @@ def default_sigterm():
 def test_a_forked_child_is_terminated_without_its_parent_hearing_of_it(default_sigterm):
     heard = []
     with on_sigterm(lambda: bool(heard.append("parent"))):
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(SECONDS,))
+        child = multiprocessing.get_context("fork").Process(target=wait_for_ever)
         child.start()
         time.sleep(0.2)
         child.terminate()
@@ -99,7 +103,7 @@ def with_a_note_that_fails():
 
     with on_sigterm(note):
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(SECONDS)
+        wait_for_ever()
 
 
 def with_a_handler_that_is_gone_before_the_note_returns():

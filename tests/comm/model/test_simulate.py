@@ -130,14 +130,8 @@ def test_a_calibrated_cluster_reproduces_the_measurements():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Profile((), 1.0, 1.0),
-        lambda: Profile((Gradient("b", 4, 0.5), Gradient("a", 4, 0.2)), 1.0, 1.0),
-        lambda: Profile((Gradient("a", 4, 2.0),), 1.0, 1.0),
-        lambda: Profile((Gradient("a", 4, 0.5),), -1.0, 1.0),
-    ],
+    ("ready", "forward"), [([], 1.0), ([0.5, 0.2], 1.0), ([2.0], 1.0), ([0.5], -1.0)]
 )
-def test_an_invalid_profile_is_refused(make):
+def test_an_invalid_profile_is_refused(ready, forward):
     with pytest.raises(ValueError, match="profile"):
-        make()
+        Profile(tuple(Gradient("weight", 4, seconds) for seconds in ready), forward, 1.0)

@@ -3,7 +3,6 @@
 import statistics
 import time
 from dataclasses import replace
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -32,16 +31,21 @@ SMALL = (4, 1024, 65_536, 2**20)
 SLACK_SECONDS = 15
 
 
-def tuned(ranks_per_node, race_seconds=0.0, **options):
+def tuned(sizes, budget_seconds, race_seconds=0.0, chunks_bytes=()):
+    """Tune on nodes of two ranks; return what was found, and the seconds that it took."""
     start = time.monotonic()
-    topology = Topology.from_environment(ranks_per_node)
-    found = tune(topology, race_seconds=race_seconds, **options)
+    found = tune(
+        Topology.from_environment(2),
+        sizes_bytes=sizes,
+        budget_seconds=budget_seconds,
+        race_seconds=race_seconds,
+        chunks_bytes=chunks_bytes,
+    )
     return found, time.monotonic() - start
 
 
 def test_all_ranks_get_the_same_plan_close_to_the_best_times():
-    options = {"budget_seconds": 5.0, "sizes_bytes": SMALL, "chunks_bytes": (2**18,)}
-    results = run_ranks(4, partial(tuned, 2, race_seconds=5.0, **options))
+    results = run_ranks(4, tuned, SMALL, 5.0, 5.0, (2**18,))
     found, seconds = results[0]
     assert all(other == found for other, _ in results)
     assert seconds < 10 + SLACK_SECONDS
@@ -70,25 +74,14 @@ def test_all_ranks_get_the_same_plan_close_to_the_best_times():
         assert predicted == pytest.approx(m.median_seconds)
 
 
-class Slow:
+class Slow(Ring):
     """Does nothing for 20 ms plus 0.2 us per byte."""
 
     def __init__(self, name):
         self.name = name
 
-    def check(self, topology):
-        pass
-
     def all_reduce(self, tensor, topology):
         time.sleep(0.02 + 2e-7 * tensor.numel() * tensor.element_size())
-
-    def traffic(self, size_bytes, topology):
-        return Ring().traffic(size_bytes, topology)
-
-
-def with_algorithms(replaced, *, budget_seconds, sizes):
-    with mock.patch.dict(ALGORITHMS, replaced, clear="ring" in replaced):
-        return tuned(2, budget_seconds=budget_seconds, sizes_bytes=sizes, chunks_bytes=())
 
 
 AFTER_A_SLOW_ONE, OF_A_SLOW_RING = (1024, 2**18, 2**20, 2**22), (1024, 2**18, 2**20, 2**22, 2**24)
@@ -100,10 +93,10 @@ def with_slow_ones():
         tune(topology, sizes_bytes=(1024, 6))
     with pytest.raises(RuntimeError, match=r"^topology: 1 rank has nothing .*; valid: 2 ranks"):
         tune(Topology.of(1, 1))
-    return (
-        with_algorithms({"slow": Slow("slow")}, budget_seconds=6.0, sizes=AFTER_A_SLOW_ONE),
-        with_algorithms({"ring": Slow("ring")}, budget_seconds=4.0, sizes=OF_A_SLOW_RING),
-    )
+    with mock.patch.dict(ALGORITHMS, slow=Slow("slow")):
+        after_a_slow_one = tuned(AFTER_A_SLOW_ONE, 6.0)
+    with mock.patch.dict(ALGORITHMS, {"ring": Slow("ring")}, clear=True):
+        return after_a_slow_one, tuned(OF_A_SLOW_RING, 4.0)
 
 
 def test_a_slow_candidate_is_dropped_but_never_the_ring_and_sizes_beyond_the_budget_are_named():
