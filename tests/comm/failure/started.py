@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.ranks import CONTEXT
 
 
-def until(condition, seconds=60):
+def until(condition, seconds=300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -15,7 +15,7 @@ from largebatch.comm.failure.roll_call import describe_missing_ranks
 from tests.comm.failure.started import started
 from tests.ranks import CONTEXT
 
-TIMEOUT_SECONDS = 40
+TIMEOUT_SECONDS = 120
 
 
 def train(rank, victim, sender):

@@ -14,7 +14,7 @@ from largebatch.comm.failure.stall import patience_seconds
 from tests.comm.failure.started import started, until
 
 STEPS = 250
-SECONDS = 90  # in which what is waited for has long happened
+SECONDS = 300  # in which what is waited for has long happened
 
 
 @pytest.mark.parametrize(
