@@ -4,7 +4,8 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from largebatch.lars import DENOMINATORS, DIALECTS
+from largebatch.lars import DENOMINATORS, DIALECTS, LARS
+from tests.lars.muon import training
 
 # On a machine with a GPU, Triton compiles for it, and tests/benchmarks/gpu/test_gpu.py compares the
 # kernels with the reference; elsewhere they run in Triton's interpreter.
@@ -71,3 +72,15 @@ def train(
 def assert_close(ours, theirs, rtol=1e-10, atol=1e-14):
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def made(implementation, dtype=torch.float32, lr=0.1, **options):
+    """Return Muon, or LARS by an implementation, of the same tensors in groups of two kinds."""
+    if implementation == "muon":
+        return training.make(dtype, lr=lr, **options)
+    adapting, others = (
+        [nn.Parameter(t) for t in training.tensors(number, shapes, dtype)]
+        for number, shapes in enumerate((training.SHAPES, training.OTHERS))
+    )
+    groups = [{"params": adapting}, {"params": others, "adapt": False}]
+    return LARS(groups, lr, implementation=implementation, **{"weight_decay": 1e-3, **options})

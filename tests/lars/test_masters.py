@@ -15,7 +15,6 @@ from largebatch.lars.muon.reference import Hyper
 from largebatch.lars.muon.step import directions_of, update
 from tests.host_reads import NoHostReads
 from tests.lars.muon.training import (
-    OTHERS,
     SHAPES,
     assert_equal,
     make,
@@ -24,7 +23,7 @@ from tests.lars.muon.training import (
     set_gradients,
     tensors,
 )
-from tests.lars.problems import FORMS
+from tests.lars.problems import FORMS, made
 from tests.replay import Recording
 
 OPTIONS = [
@@ -44,17 +43,6 @@ OF_MUON = [
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CASES = [*OF_LARS, *(("muon", form) for form in OF_MUON)]
-
-
-def made(implementation, dtype=torch.float32, lr=0.1, **options):
-    if implementation == "muon":
-        return make(dtype, lr=lr, **options)
-    adapting, others = (
-        [nn.Parameter(t) for t in tensors(number, shapes, dtype)]
-        for number, shapes in enumerate((SHAPES, OTHERS))
-    )
-    groups = [{"params": adapting}, {"params": others, "adapt": False}]
-    return LARS(groups, lr, implementation=implementation, weight_decay=1e-3, **options)
 
 
 def bits(optimizer):
