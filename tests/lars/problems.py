@@ -35,6 +35,19 @@ OPTIONS = st.fixed_dictionaries(
 ).map(lambda o: o | {"nesterov": o["nesterov"] and o["momentum"] > 0})
 ADAPT = st.sampled_from([None, True, False])
 SHAPES = [(), (1,), (7,), (3, 5), (4, 3, 3, 3), (2, 3, 4)]
+LAYOUTS = ("contiguous", "channels last", "transposed", "strided")
+
+
+def laid_out(tensor, layout):
+    """Return a tensor in another memory layout, where it has enough dimensions for it."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if layout == "channels last" and tensor.dim() in formats:
+        return tensor.to(memory_format=formats[tensor.dim()])
+    if layout == "transposed" and tensor.dim() > 1:
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "strided" and tensor.dim():
+        return tensor.repeat_interleave(2, dim=-1)[..., ::2]
+    return tensor
 
 
 def tensors(seed, dtype=torch.float64, scale=1.0):
