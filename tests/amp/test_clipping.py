@@ -140,7 +140,10 @@ def test_a_backward_pass_after_clipping_or_unscaling_is_refused(name, kind, call
         with pytest.raises(RuntimeError, match=r"backward pass has followed .*valid: unscale and"):
             following(case.optimizer)
     assert all(torch.equal(a, b) for a, b in zip(before, case.values(), strict=True))
-    case.precision.abandon()
+    if name == "fp16":
+        case.precision.load_state_dict(case.precision.state_dict())  # which abandons it, too
+    else:
+        case.precision.abandon()
     case.optimizer.zero_grad()
     case.theirs.zero_grad()
     case.backward(some_gradients(0.1))
@@ -196,21 +199,3 @@ def test_an_infinite_bound_does_not_spread_an_infinite_gradient(name, kind):
     case.backward(some_gradients(1.0))
     case.precision.clip_grad_norm_(case.optimizer, float("inf"))
     case.backward(some_gradients(1.0))  # an infinite bound only measures, so this may add to them
-
-
-def test_loading_a_state_abandons_the_iteration_that_has_begun():
-    case = Case("fp16", "lars", "dynamic")
-    case.backward(some_gradients(0.1))
-    case.step()
-    state = case.precision.state_dict()
-    case.backward(some_gradients(0.1))
-    case.precision.unscale_(case.optimizer)
-    case.clip(0.05)
-    case.precision.load_state_dict(state)
-    case.optimizer.zero_grad()
-    case.theirs.zero_grad()
-    case.backward(some_gradients(1.0, seed=2))
-    case.precision.unscale_(case.optimizer)
-    case.clip(0.1)
-    case.step()
-    assert case.precision.skipped_steps == 0

@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from largebatch.amp import MasterWeights, full_precision_state_dict, reset_masters
 from largebatch.lars import LARS, Muon
-from largebatch.lars import masters as lars_masters
 from tests.amp.nets import Loop, lars, net_and_batch, sgd
 
 OPTIMIZERS = {
@@ -318,46 +317,3 @@ def test_where_a_parameter_was_changed_its_master_is_and_nowhere_else(
     assert_rounded(run)
     told = [one for one in caught if "weights have been changed" in str(one.message)]
     assert len(told) == (how != "data" and not torch.equal(new, old))
-
-
-@pytest.mark.parametrize("kind", ["lars", "sgd"])
-def test_after_training_in_fp32_no_master_of_before_comes_back(kind):
-    run = Run(kind, torch.bfloat16)
-    for _ in range(5):
-        run.step()
-    run.net.float()
-    for _ in range(2):
-        for name, value in full_precision_state_dict(run.net, run.optimizer).items():
-            assert torch.equal(value, run.net.get_parameter(name))
-        run.step()
-        assert_rounded(run)
-    run.net.cast(torch.bfloat16)
-    before = run.net.weight.detach().clone()
-    run.stop()
-    run.step()
-    assert_rounded(run)
-    assert torch.equal(run.net.weight, before)
-
-
-def test_a_loop_that_writes_all_parameters_back_hardly_waits_for_an_accelerator():
-    """The values are compared on the device; the host reads the result ever less often."""
-
-    class OnDevice:
-        """A flag on an accelerator, which counts how often it is read."""
-
-        device, reads = torch.device("cuda"), 0
-
-        def __or__(self, other):
-            return self
-
-        def to(self, device, non_blocking):
-            return self
-
-        def __bool__(self):
-            OnDevice.reads += 1
-            return False
-
-    written = lars_masters.Written("LARS")
-    for _ in range(100):
-        written._warn_if(OnDevice())
-    assert OnDevice.reads == 7

@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from largebatch.lars import Muon, describe, hidden_weights, split_parameters
+from largebatch.lars import hidden_weights, split_parameters
 from tests.lars.test_groups import names, torchvision_vit
 
 
@@ -70,13 +70,3 @@ def test_only_whole_matrices_of_layers_are_hidden():
     expected = {f"{first + i}.weight" for i in range(len(taken))}
     attention = {"q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"}
     assert hidden(model) == expected | {f"{first + len(taken)}.{name}" for name in attention}
-
-
-def test_describe_shows_what_is_orthogonalised():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 2))
-    groups = split_parameters(model, 5e-4, orthogonal=hidden_weights(model))
-    table = describe(groups)
-    assert table == describe(Muon(groups, 0.1).param_groups)
-    last = {line.split()[0]: line.split()[-1] for line in table.splitlines()[2:8]}
-    assert {name for name, answer in last.items() if answer == "yes"} == {"1.weight"}
-    assert table.splitlines()[-1] == "1 tensors  576 numbers    yes     yes     yes"

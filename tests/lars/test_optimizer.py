@@ -149,6 +149,9 @@ def test_an_implementation_that_does_not_run_on_the_device_is_refused(monkeypatc
             optimizer.step()
         assert torch.equal(on_cpu, torch.ones(3))
         assert not optimizer.state
+    with pytest.raises(ValueError, match="'foreahc' is not one of auto, reference, foreach, fused"):
+        optimizer.implementation = "foreahc"
+    assert optimizer.implementation == "fused"
 
 
 def test_muons_other_groups_have_the_options_of_others_and_a_multiple_of_the_rate():

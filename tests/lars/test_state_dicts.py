@@ -72,6 +72,7 @@ def test_a_loaded_state_dict_and_copies_continue_exactly_whatever_the_options(of
     assert str([one.trust_ratios() for one in copies]) == str([optimizer.trust_ratios()] * 2)
     run(optimizer, range(3, 6))
     for one in (other, *copies):
+        assert one.implementation == optimizer.implementation
         assert_equal(run(one, range(3, 6)), optimizer)
     # What was loaded is a copy.
     exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
