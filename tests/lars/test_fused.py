@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.lars.allocations import peak_bytes
 from largebatch.lars import fused, reference
 from largebatch.lars.reference import DIALECTS, Hyper
-from tests.lars.problems import OPTIONS
+from tests.lars.problems import LAYOUTS, OPTIONS, laid_out
 
 hypers = st.builds(
     lambda options, **more: Hyper(**options, **more),
@@ -28,15 +28,7 @@ def draw(layout, dtype, generator):
     """Tensors of :data:`SHAPES`; one has zero elements in memory, another has only zeros."""
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in SHAPES]
     tensors[2].zero_()
-    tensors = [t.to(dtype) for t in tensors]
-    if layout == "channels-last":
-        tensors = [t.to(memory_format=torch.channels_last) if t.ndim == 4 else t for t in tensors]
-    if layout == "transposed":
-        tensors[3] = tensors[3].t().contiguous().t()
-    if layout == "gaps":
-        tensors[3] = torch.cat([tensors[3], tensors[3]], 1)[:, :4]
-        tensors[5] = torch.stack([tensors[5], tensors[5]], 1)[:, 0]
-    return tensors
+    return [laid_out(t.to(dtype), layout) for t in tensors]
 
 
 # Sizes at which the tensors of a test are cut into blocks or stacked. A stack is never cut.
@@ -47,7 +39,7 @@ sizes = st.sampled_from(
         {"_BLOCK": 4096, "_SMALL": 50, "_STACK": 100, "_ROW": 8},
     ]
 )
-layouts = st.sampled_from(["contiguous", "channels-last", "transposed", "gaps"])
+layouts = st.sampled_from(LAYOUTS)
 
 
 @settings(deadline=None, max_examples=30)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 from largebatch.amp import MasterWeights
-from largebatch.lars import LARS, Muon, as_scheduler, constant, cosine, polynomial
+from largebatch.lars import LARS, Muon, as_scheduler, constant, polynomial
 
 STEPS = 40
 SCHEDULE = polynomial(2.0, STEPS, warmup_steps=5, start=0.25, end=1e-4)
@@ -168,23 +168,6 @@ def test_the_scheduler_alone_restores_the_rates():
     resumed.load_state_dict(state)
     assert rates_of(other) == pytest.approx(rates, rel=1e-7)
     assert all(a is g["lr"] for a, g in zip(held, other.param_groups, strict=True))  # in place
-
-
-def test_loading_leaves_rates_alone_that_something_else_sets():
-    """Such as the schedulers of a sequence, of which only one is active."""
-
-    def rebuilt():
-        optimizer = made([None], 2.0)
-        parts = [lr_scheduler.ConstantLR(optimizer, 0.5), as_scheduler(optimizer, cosine(2.0, 20))]
-        return optimizer, lr_scheduler.SequentialLR(optimizer, parts, [4])
-
-    optimizer, scheduler = rebuilt()
-    step(optimizer, scheduler, 2)
-    states = copy.deepcopy([optimizer.state_dict(), scheduler.state_dict()])
-    other, resumed = rebuilt()
-    other.load_state_dict(states[0])
-    resumed.load_state_dict(states[1])
-    assert step(other, resumed, 6) == step(optimizer, scheduler, 6)
 
 
 def test_groups_that_share_a_tensor_as_their_rate_get_their_own_where_their_scales_differ():
