@@ -50,9 +50,9 @@ def laid_out(tensor, layout):
     return tensor
 
 
-def tensors(seed, dtype=torch.float64, scale=1.0):
+def tensors(seed, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
-    return [scale * torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES]
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in SHAPES]
 
 
 def train(

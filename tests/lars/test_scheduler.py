@@ -6,9 +6,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from timm.optim import Lamb
-from timm.optim._param_groups import param_groups_layer_decay
-from timm.scheduler import PolyLRScheduler
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
@@ -87,24 +84,6 @@ def test_a_base_rate_and_rates_of_zero():
     for base_lr in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="base_lr must be above 0, not"):
             as_scheduler(made([None], 0.1), SCHEDULE, base_lr=base_lr)
-
-
-def test_the_lr_scale_of_timms_groups_is_followed_as_by_timms_scheduler():
-    def optimizer():
-        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
-        model.group_matcher = lambda coarse: lambda name: int(name.split(".")[0])
-        model.no_weight_decay = set
-        groups = param_groups_layer_decay(model, weight_decay=0.1, layer_decay=0.5)
-        return Lamb(groups, lr=2.0)
-
-    ours, theirs = optimizer(), optimizer()
-    assert len({group["lr_scale"] for group in ours.param_groups}) == 3
-    scheduler = as_scheduler(ours, polynomial(2.0, 20, power=1.5))
-    timms = PolyLRScheduler(theirs, 20, power=1.5, t_in_epochs=False)
-    for number in range(1, 20):
-        step(ours, scheduler)
-        timms.step_update(number)
-        assert rates_of(ours) == pytest.approx(rates_of(theirs), rel=1e-12)
 
 
 @given(
