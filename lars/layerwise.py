@@ -212,14 +212,14 @@ class LayerwiseOptimizer(Optimizer):
             handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict; see the class for whose it may be.
+        """Load a state dict.
 
         Hooks run as in any torch optimizer: what the pre-hooks return is loaded, and the post-hooks
         see the finished state.
 
         Raises:
-            ValueError: the state is for other parameters, or of another optimizer from which it
-                cannot be converted. Nothing has been changed then.
+            ValueError: the state is for other parameters, or of another optimizer. Nothing has
+                been changed then.
         """
         loaded: dict[str, Any] = {}
 

@@ -95,22 +95,16 @@ class LARS(LayerwiseOptimizer):
     Of the options of :class:`torch.optim.SGD`, it has no ``dampening`` and no ``differentiable``;
     ``implementation`` takes the place of ``foreach`` and ``fused``.
 
-    A state dict may be of any implementation, with or without master weights. State of
-    ``torch.optim.SGD`` and of timm's ``Lars`` is loaded into the dialect ``torch``, with that
-    optimizer's options, such that training goes on as it would have there. SGD's momentum buffers
-    fit only tensors that do not adapt. State without momentum buffers is loaded into any dialect.
-    If SGD was in a wrapper that multiplied its gradients by trust ratios (apex LARC, torchlars),
-    add ``"dialect": "larc"`` or ``"torch"`` to each group of its state dict; the options that the
-    wrapper kept are then this optimizer's.
+    A state dict may be of any implementation, with or without master weights.
 
     Raises:
         ValueError: an option is out of its range, or a group has a key that would have no effect.
             In :meth:`step`, a learning rate that was set since is out of its range (the value of a
             tensor is not read), or the implementation does not run on the parameters' device, or
             not on that of this rank among several. In :meth:`load_state_dict`, the state is for
-            other parameters, another dialect, or another optimizer from which it cannot be
-            converted exactly. Keys that torch's schedulers, timm or layer-wise learning rates add
-            (``initial_lr``, ``lr_scale``, ``name``) are accepted.
+            other parameters, of another dialect or of another optimizer. Keys that torch's
+            schedulers, timm or layer-wise learning rates add (``initial_lr``, ``lr_scale``,
+            ``name``) are accepted.
         TypeError: an argument is no option, or ``lr`` is missing; a parameter is complex or
             flattened by FSDP1 or, in :meth:`step`, a gradient is sparse or sharded differently from
             its parameter. Nothing has been changed then.

@@ -1,8 +1,4 @@
-"""Check state dicts before they are loaded into LARS, and convert those of other optimizers.
-
-``torch.optim.SGD`` and timm's ``Lars`` keep momentum buffers of the form of dialect ``torch``. Of a
-tensor that adapts, such a buffer holds gradients times trust ratios: timm's does, SGD's does not.
-"""
+"""Check state dicts before they are loaded into LARS or Muon."""
 
 from __future__ import annotations
 
@@ -11,17 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .groups import adapts
 from .options import OPTIONS, check_options
 from .sharding import layout_of
 from .state import CORRECTED
 
 #: The tensors in the state of a parameter.
 STATE = ("momentum_buffer", "master")
-_SGD = {"lr", "momentum", "dampening", "weight_decay", "nesterov"}
-# Options of SGD and timm's Lars that LARS lacks, or has under another name.
-_FOREIGN = {"trust_coeff", "always_adapt", "dampening", "foreach", "fused", "differentiable"}
-
 
 #: Number of a parameter in a state dict, the parameter, and its state.
 Loaded = tuple[Any, Tensor, Mapping[str, Tensor]]
@@ -55,9 +46,8 @@ def _checked(
     """Return a parameter's state without placeholders; raise ValueError for what does not fit."""
     state = {}
     for key, value in saved.items():
-        # SGD stores None before its first step, torch.distributed.checkpoint an empty dict for
-        # what a flattened state dict lacks.
-        if value is None or (isinstance(value, dict) and not value):
+        # torch.distributed.checkpoint stores an empty dict for what a flattened state dict lacks.
+        if isinstance(value, dict) and not value:
             continue
         if key not in valid or not isinstance(value, Tensor):
             raise ValueError(
@@ -89,33 +79,17 @@ def _checked(
 def loaded_group(
     index: int, group: Mapping[str, Any], saved: Mapping[str, Any], loaded: Sequence[Loaded]
 ) -> dict[str, Any]:
-    """Return a group of a state dict of LARS, SGD or timm's Lars in LARS's form."""
-    buffered = [(number, p) for number, p, state in loaded if "momentum_buffer" in state]
-    source = ""
-    if "dialect" in saved:
-        options = dict(saved)
-        if any(name not in saved for name in OPTIONS):
-            # State of SGD in a wrapper such as apex LARC, which has the options of LARS itself.
-            options = _without_foreign_options(index, {**_options(group), **saved})
-    elif "trust_coeff" in saved:
-        source, options = "timm's Lars, ", _from_timm(index, saved)
-    elif saved.keys() >= _SGD and "trust_coefficient" not in saved:
-        source, options = "torch.optim.SGD, ", _from_sgd(index, group, saved, buffered)
-    else:
-        raise ValueError(
-            f"param_groups[{index}] of the loaded state has no 'dialect'; valid: state of LARS, "
-            "torch.optim.SGD or timm's Lars, or with a 'dialect' added to each group if its "
-            "momentum buffers are of that dialect"
-        )
+    """Return a group of a state dict of LARS, or raise ValueError where it does not fit."""
+    check_has(saved, ("dialect", "trust_coefficient"), index, "LARS")
+    options = {**{name: group[name] for name in OPTIONS}, **saved}  # of an older version
     check_options(options)
-    if source and not buffered:
-        options["dialect"] = group["dialect"]  # without buffers, state fits any dialect
-    if options["dialect"] != group["dialect"]:
+    if saved["dialect"] != group["dialect"]:
         raise ValueError(
-            f"the loaded state is of {source}dialect {options['dialect']!r}, this optimizer of "
-            f"dialect {group['dialect']!r}; their momentum buffers are not interchangeable"
+            f"the loaded state is of dialect {saved['dialect']!r}, this optimizer of dialect "
+            f"{group['dialect']!r}; their momentum buffers are not interchangeable"
         )
-    if options["dialect"] == CORRECTED and buffered and "previous_lr" not in options:
+    buffered = any("momentum_buffer" in state for *_, state in loaded)
+    if saved["dialect"] == CORRECTED and buffered and "previous_lr" not in saved:
         raise ValueError(
             f"param_groups[{index}] of the loaded state has no 'previous_lr', the learning rate of "
             f"its last step, which dialect {CORRECTED!r} needs; valid: a number"
@@ -123,41 +97,11 @@ def loaded_group(
     return options
 
 
-def _from_timm(index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **_without_foreign_options(index, {"maximize": False, **saved}),
-        **{"dialect": "torch", "denominator": "sum-of-norms", "decay_at_zero_norm": True},
-        "trust_coefficient": saved["trust_coeff"],
-        "adapt": bool(saved.get("always_adapt") or saved["weight_decay"] != 0),
-    }
-
-
-def _from_sgd(
-    index: int,
-    group: Mapping[str, Any],
-    saved: Mapping[str, Any],
-    buffered: Sequence[tuple[Any, Tensor]],
-) -> dict[str, Any]:
-    options = {**_options(group), **saved, "dialect": "torch"}
-    for number, parameter in buffered:
-        if adapts(group, parameter):
-            raise ValueError(
-                f"momentum_buffer of parameter {number} is of torch.optim.SGD, without the trust "
-                "ratios of this parameter, which adapts; valid: adapt=False, state without "
-                "momentum buffers, or 'dialect': 'larc' or 'torch' in each group of the loaded "
-                "state if a wrapper of SGD (apex LARC, torchlars) multiplied by the ratios"
-            )
-    return _without_foreign_options(index, options)
-
-
-def _without_foreign_options(index: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    if options.get("dampening") and options["momentum"]:
+def check_has(saved: Mapping[str, Any], options: Sequence[str], index: int, optimizer: str) -> None:
+    """Raise ValueError for a loaded group that lacks an option, as of another optimizer."""
+    missing = next((name for name in options if name not in saved), None)
+    if missing is not None:
         raise ValueError(
-            f"param_groups[{index}] of the loaded state has dampening {options['dampening']}, "
-            "which LARS lacks; valid: 0"
+            f"param_groups[{index}] of the loaded state has no {missing!r}; valid: state of "
+            f"largebatch's {optimizer}"
         )
-    return {key: value for key, value in options.items() if key not in _FOREIGN}
-
-
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: group[name] for name in OPTIONS}

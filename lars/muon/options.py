@@ -1,8 +1,4 @@
-"""The options of Muon that a parameter group may set, and those of a group that is loaded.
-
-``torch.optim.Muon`` keeps the same moving average of gradients. It has one form of steps on
-matrices, and the options of its groups are Muon's, but for ``eps``: it adds 1e-7 to norms.
-"""
+"""The options of Muon that a parameter group may set, and those of a group that is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import torch
 
 from ..options import FLAG, Range, check_options, one_of
 from ..options import RANGES as LARS
-from ..state_dicts import Loaded
+from ..state_dicts import Loaded, check_has
 from .newton_schulz import NS_COEFFICIENTS, polynomials
 from .reference import ADJUST_LR_FNS, CONV_MODES
 
@@ -74,16 +70,14 @@ RANGES: dict[str, Range] = {
 #: The tensors in the state of a parameter.
 STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step", "master")
 _ADAMW = ("step", "exp_avg", "exp_avg_sq")
-_TORCH = {"momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn", "eps"}
-# Keys of groups of timm's Muon, which mixes rules in one group, that torch's lacks.
-_TIMM = {"algo", "conv_mode", "safety_factor"}
 
 
 def loaded_group(
     index: int, group: Mapping[str, Any], saved: Mapping[str, Any], loaded: Sequence[Loaded]
 ) -> dict[str, Any]:
-    """Return a loaded group of Muon or ``torch.optim.Muon`` in Muon's form, or raise ValueError."""
-    saved = _group(index, group, saved)
+    """Return a group of a state dict of Muon, or raise ValueError where it does not fit."""
+    check_has(saved, ("orthogonal", "ns_steps"), index, "Muon")
+    saved = {**DEFAULTS, **saved}  # of an older version
     check_options(saved, RANGES)
     for number, _, state in loaded:
         missing = [name for name in _ADAMW if name not in state]
@@ -99,21 +93,6 @@ def loaded_group(
             f"optimizer by {new}; their state is not interchangeable"
         )
     return {**saved, "orthogonal": group["orthogonal"], "rule": group["rule"]}
-
-
-def _group(index: int, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a loaded group; what it lacks is Muon's default or, if torch's, as in this group."""
-    if "orthogonal" in saved:
-        return {**DEFAULTS, **saved}
-    if not saved.keys() >= _TORCH or saved.keys() & _TIMM:
-        raise ValueError(
-            f"param_groups[{index}] of the loaded state has no 'orthogonal'; valid: state of "
-            "largebatch's Muon or of torch.optim.Muon"
-        )
-    kept = {name: value for name, value in group.items() if name in DEFAULTS}
-    options = {**kept, **saved, "orthogonal": True, "eps": None}
-    options["adjust_lr_fn"] = saved["adjust_lr_fn"] or "original"
-    return options
 
 
 def _rule(group: Mapping[str, Any]) -> str:

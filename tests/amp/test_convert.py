@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections import UserDict, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,16 +14,6 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from largebatch.amp.convert import convert, is_norm
 from tests.amp.nets import net_and_batch
-
-
-def test_parameters_stay_the_same_objects_and_tied_weights_stay_tied():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    before = list(model.parameters())
-    convert(model, torch.float16)
-    assert [id(p) for p in model.parameters()] == [id(p) for p in before]
-    assert model[1].weight is model[0].weight
-    assert model[0].weight.dtype == torch.float16
 
 
 class WeightNormLinear(nn.Linear):
@@ -60,9 +50,11 @@ def test_norm_layers_stay_in_fp32_and_blocks_named_after_them_do_not():
     model(torch.randn(2, 4)).sum().backward()
 
 
-def test_a_converted_model_can_be_copied_and_pickled():
+def test_parameters_stay_the_same_objects_and_a_model_can_be_copied_and_pickled():
     model, x, _ = net_and_batch()
+    before = list(model.parameters())
     model = convert(model, torch.bfloat16).eval()
+    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
     expected = model(x)
     assert torch.equal(copy.deepcopy(model)(x), expected)
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), expected)
@@ -149,7 +141,6 @@ CONTAINERS = {
     "defaultdict": lambda x: defaultdict(list, logits=x, all=[x]),
     "ModelOutput": lambda x: ImageClassifierOutput(logits=x, hidden_states=(x, x)),
     "named tuple": lambda x: Named(x, 1),
-    "UserDict": lambda x: UserDict(logits=x),
     "list": lambda x: Doubled(x, {"x": (x,)}),
 }
 
@@ -178,6 +169,7 @@ class Echo(nn.Module):
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_inputs_and_outputs_of_every_container_are_cast(kind):
+    """What has no floating-point tensor is passed on as it is."""
     model = convert(Echo(kind), torch.float16)
     given = CONTAINERS[kind](torch.ones(2, 4))
     output = model(given)
@@ -192,28 +184,16 @@ def test_inputs_and_outputs_of_every_container_are_cast(kind):
         assert output.logits is output["logits"] is output[0]
         assert output.hidden_states[1].dtype == torch.float32
         assert output.loss is None
-
-
-def test_containers_without_floating_point_tensors_are_passed_on_as_they_are():
-    model = convert(Echo("list"), torch.bfloat16)
     size, index = torch.Size([3]), defaultdict(int, a=torch.arange(3))
     model([torch.ones(2, 4), (size, index)])
     assert model.seen[1][0] is size
     assert model.seen[1][1] is index
 
 
-@pytest.mark.parametrize(
-    ("kind", "cast"),
-    [("net", "float"), ("net", "bfloat16"), ("test_vit", "half"), ("test_convnext", "double")],
-)
-def test_a_converted_model_that_is_cast_works_in_its_new_dtype(kind, cast):
+@pytest.mark.parametrize("cast", ["float", "bfloat16", "half"])
+def test_a_converted_model_that_is_cast_works_in_its_new_dtype(cast):
     net, x, _ = net_and_batch(4)
-    if kind != "net":
-        torch.manual_seed(0)
-        net = timm.create_model(kind, num_classes=4, **({"img_size": 32} if "vit" in kind else {}))
-        x = torch.randn(2, 3, 32, 32)
-    net.eval()
-    expected = net(x)
+    expected = net.eval()(x)
     model = convert(net, torch.float16)
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
     getattr(model, cast)()
@@ -221,10 +201,8 @@ def test_a_converted_model_that_is_cast_works_in_its_new_dtype(kind, cast):
     assert output.dtype == torch.float32
     tolerance = 3e-2 if cast == "bfloat16" else 5e-3  # the weights have been rounded
     torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
-    model.train()
-    model(x).sum().backward()
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    assert {gradient.dtype for gradient in gradients} == {getattr(torch, cast)}
+    model.train()(x).sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {getattr(torch, cast)}
     if cast == "float":  # it may be converted again
         convert(model, torch.bfloat16)
         assert model.fc.weight.dtype == torch.bfloat16

@@ -15,8 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from largebatch.amp import MasterWeights, full_precision_state_dict, reset_masters
 from largebatch.lars import LARS, Muon
-from largebatch.lars import masters as lars_masters
-from tests.amp.nets import Loop, lars, net_and_batch, sgd
+from tests.amp.nets import Loop, net_and_batch
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9, weight_decay=1e-3),
@@ -120,10 +119,15 @@ def test_an_optimizer_with_state_is_refused():
 
 @pytest.mark.parametrize("kind", ["sgd", "lars"])
 def test_exported_weights_are_the_masters_in_fp32_and_load_into_an_fp32_model(kind):
+    """Before the first step, they are the parameters, and there are no masters to reset."""
     loop = Loop("fp16-master", kind)
+    model, optimizer = loop.model, loop.optimizer
+    reset_masters(optimizer)
+    assert not any("master" in state for state in optimizer.state.values())
+    exported = full_precision_state_dict(model, optimizer)
+    assert torch.equal(exported["fc.weight"], model.fc.weight.float())
     for _ in range(20):
         loop.step()
-    model, optimizer = loop.model, loop.optimizer
     exported = full_precision_state_dict(model, optimizer)
     assert exported.keys() == model.state_dict().keys()
     assert {v.dtype for v in exported.values()} == {torch.float32, torch.int64}
@@ -134,18 +138,6 @@ def test_exported_weights_are_the_masters_in_fp32_and_load_into_an_fp32_model(ki
     plain, x, _ = net_and_batch()
     plain.load_state_dict(exported)
     torch.testing.assert_close(plain.eval()(x), model.eval()(x), rtol=0, atol=2e-2)
-
-
-def test_before_the_first_step_the_parameters_are_exported_and_a_reset_does_nothing():
-    model, *_ = net_and_batch()
-    model.half()
-    before = copy.deepcopy(model.state_dict())
-    for optimizer in (sgd(model), lars(model, masters=True), MasterWeights(sgd(model))):
-        exported = full_precision_state_dict(model, optimizer)
-        assert torch.equal(exported["fc.weight"], model.fc.weight.float())
-        reset_masters(optimizer)
-        assert not any("master" in state for state in optimizer.state.values())
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 OTHERS = {"rule": "adamw", "lr_scale": 0.1}
@@ -318,46 +310,3 @@ def test_where_a_parameter_was_changed_its_master_is_and_nowhere_else(
     assert_rounded(run)
     told = [one for one in caught if "weights have been changed" in str(one.message)]
     assert len(told) == (how != "data" and not torch.equal(new, old))
-
-
-@pytest.mark.parametrize("kind", ["lars", "sgd"])
-def test_after_training_in_fp32_no_master_of_before_comes_back(kind):
-    run = Run(kind, torch.bfloat16)
-    for _ in range(5):
-        run.step()
-    run.net.float()
-    for _ in range(2):
-        for name, value in full_precision_state_dict(run.net, run.optimizer).items():
-            assert torch.equal(value, run.net.get_parameter(name))
-        run.step()
-        assert_rounded(run)
-    run.net.cast(torch.bfloat16)
-    before = run.net.weight.detach().clone()
-    run.stop()
-    run.step()
-    assert_rounded(run)
-    assert torch.equal(run.net.weight, before)
-
-
-def test_a_loop_that_writes_all_parameters_back_hardly_waits_for_an_accelerator():
-    """The values are compared on the device; the host reads the result ever less often."""
-
-    class OnDevice:
-        """A flag on an accelerator, which counts how often it is read."""
-
-        device, reads = torch.device("cuda"), 0
-
-        def __or__(self, other):
-            return self
-
-        def to(self, device, non_blocking):
-            return self
-
-        def __bool__(self):
-            OnDevice.reads += 1
-            return False
-
-    written = lars_masters.Written("LARS")
-    for _ in range(100):
-        written._warn_if(OnDevice())
-    assert OnDevice.reads == 7

@@ -25,8 +25,8 @@ from largebatch.amp import (
     reset_masters,
 )
 from largebatch.lars import LARS
-from tests.amp.clipping import optimizer_in
 from tests.amp.nets import Loop
+from tests.amp.test_clipping import optimizer_in
 from tests.amp.test_masters import OPTIMIZERS
 from tests.amp.test_statistics import same, state_of
 from tests.ranks import run_ranks

@@ -111,15 +111,6 @@ def test_lars_like_optax_takes_the_steps_of_optax(tmp_path):
         assert_close(ours, expected, 1e-12)
 
 
-def test_options_override_the_table():
-    parameter = nn.Parameter(torch.ones(2, 2))
-    optimizer = LARS.like("timm", [parameter], 0.1, momentum=0.5, eps=0.1, dialect="mlperf")
-    group = optimizer.param_groups[0]
-    assert (group["momentum"], group["eps"], group["dialect"]) == (0.5, 0.1, "mlperf")
-    assert optimizer.master_weights is False
-    assert LARS.like("timm", [parameter], 0.1, master_weights=True).master_weights is True
-
-
 def test_groups_are_split_by_what_the_library_exempts():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     weights, vectors = ["0.weight"], ["0.bias", "1.weight", "1.bias"]
@@ -147,15 +138,16 @@ def test_groups_are_split_by_what_the_library_exempts():
     assert [set(g) - {"params"} for g in groups[:2]] == [{"lr"}, {"weight_decay"}]  # unchanged
 
 
-def test_an_unknown_library_is_refused_by_name_and_what_torch_refuses_as_torch_does():
+def test_options_override_the_table_and_an_unknown_library_is_refused_by_name():
+    optimizer = LARS.like(
+        "apex", nn.Linear(3, 3).parameters(), 0.1, momentum=0.5, eps=0.1, master_weights=True
+    )
+    optimizer.add_param_group({"params": list(nn.Linear(3, 3).parameters())})
+    for group in optimizer.param_groups:  # one that is added later adapts where all tensors do
+        assert (group["momentum"], group["eps"], group["adapt"]) == (0.5, 0.1, True)
+    assert optimizer.master_weights is True
     with pytest.raises(ValueError, match=r"library must be one of you2017, .*, not 'tim'"):
         LARS.like("tim", [nn.Parameter(torch.ones(2))], 0.1)
     for params in (torch.ones(3), [], ["weight"], [{"params": {nn.Parameter(torch.ones(2))}}]):
         with pytest.raises((TypeError, ValueError)):
             LARS.like("vicreg", params, 0.1)
-
-
-def test_a_group_that_is_added_later_adapts_where_all_tensors_do():
-    optimizer = LARS.like("apex", nn.Linear(3, 3).parameters(), lr=0.1)
-    optimizer.add_param_group({"params": list(nn.Linear(3, 3).parameters())})
-    assert optimizer.param_groups[-1]["adapt"] is True

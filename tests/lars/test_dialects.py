@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from largebatch.lars import DENOMINATORS, DIALECTS, LARS, polynomial
-from tests.lars.problems import ADAPT, FAST, FORMS, OPTIONS, TRITON, assert_close, tensors, train
+from tests.lars.problems import ADAPT, FAST, FORMS, LAYOUTS, OPTIONS, assert_close, laid_out, train
 
 
 @pytest.mark.parametrize("implementation", FAST)
@@ -18,9 +18,19 @@ from tests.lars.problems import ADAPT, FAST, FORMS, OPTIONS, TRITON, assert_clos
 @given(
     *(OPTIONS, st.sampled_from(sorted(DIALECTS)), ADAPT, st.booleans()),
     *(st.sampled_from([1e-12, 1.0, 1e12]), st.booleans(), st.booleans()),
+    *(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
 )
 def test_implementation_matches_the_reference(
-    implementation, options, dialect, adapt, adapt_first, gradient_scale, tensor_lr, masked
+    implementation,
+    options,
+    dialect,
+    adapt,
+    adapt_first,
+    gradient_scale,
+    tensor_lr,
+    masked,
+    of_weights,
+    of_gradients,
 ):
     """Over a warm-up from 0 and a decay, in two groups, on tensors of 0 to 4 dimensions."""
     assume((implementation, dialect) in FORMS)
@@ -39,49 +49,20 @@ def test_implementation_matches_the_reference(
             form = {"dialect": dialect, "adapt": adapt, "implementation": implementation}
             return LARS(groups, 3.0, **form, **options)
 
-        def zero_weights(parameters):
-            parameters[2].data.zero_()
+        def edit_weights(parameters):
+            for parameter in parameters:
+                parameter.data = laid_out(parameter.data, of_weights)
+            if masked:
+                parameters[2].data.zero_()
 
-        def zero_a_gradient(step, parameters):
+        def edit_gradients(step, parameters):
+            for parameter in parameters:
+                parameter.grad = laid_out(parameter.grad, of_gradients)
             if masked and step % 2:
                 parameters[3].grad.zero_()
 
-        edits = {"edit": zero_weights if masked else None, "edit_gradients": zero_a_gradient}
+        edits = {"edit": edit_weights, "edit_gradients": edit_gradients}
         return train(make, steps, schedule=schedule, gradient_scale=gradient_scale, **edits)
-
-    assert_close(run(implementation), run("reference"))
-
-
-@pytest.mark.parametrize(
-    ("implementation", "dialect"),
-    [*(("foreach", d) for d in sorted(DIALECTS)), *((t, "mlperf-corrected") for t in TRITON)],
-)
-def test_large_tensors_in_any_memory_format_match_the_reference(implementation, dialect):
-    """Tensors larger than a chunk, channels-last, transposed, with gaps, and an empty one."""
-
-    def run(implementation):
-        torch.manual_seed(0)
-        storage = torch.randn(40, 30, dtype=torch.float64)
-        weights = [
-            torch.randn(8, 6, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last),
-            torch.randn(8, 6, 1, 1, dtype=torch.float64),
-            storage[:, :20],  # rows with gaps between them
-            torch.randn(30, 20, dtype=torch.float64).t(),
-            torch.randn(40_000, dtype=torch.float64),
-            torch.zeros(0, 3, dtype=torch.float64),
-        ]
-        parameters = [nn.Parameter(w) for w in weights]
-        options = {"dialect": dialect, "implementation": implementation, "weight_decay": 0.01}
-        optimizer = LARS(parameters, 0.7, adapt=True, **options)
-        for _ in range(3):
-            for i, parameter in enumerate(parameters):
-                gradient = torch.randn(parameter.shape, dtype=torch.float64)
-                if i == 1:
-                    gradient = gradient.to(memory_format=torch.channels_last)
-                parameter.grad = gradient
-            optimizer.step()
-        assert storage[:, 20:].abs().sum() > 0
-        return [*parameters, storage]
 
     assert_close(run(implementation), run("reference"))
 
@@ -137,28 +118,3 @@ def test_momentum_correction_makes_mlperf_match_dialect_torch():
     corrected = train(lambda p: LARS(p, 1.0, dialect="mlperf-corrected"), schedule=SCHEDULE)
     outside = train(lambda p: LARS(p, 1.0, dialect="torch"), schedule=SCHEDULE)
     assert_close(corrected, outside)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"dialect": "torch", "denominator": "norm-of-sum", "maximize": True},
-        {"dialect": "simclr-popular", "trust_clip": True, "decay_at_zero_norm": False},
-    ],
-    ids=str,
-)
-def test_each_form_compiles_into_one_graph(form):
-    torch.compiler.reset()
-    runs = []
-    for compiled in (False, True):
-        parameters = [nn.Parameter(t) for t in tensors(0)]
-        optimizer = LARS(parameters, torch.tensor(0.5), weight_decay=0.1, **form)
-        step = optimizer.step
-        if compiled:
-            step = torch.compile(step, fullgraph=True, backend="eager")
-        for number in range(2):
-            for parameter, gradient in zip(parameters, tensors(number + 1), strict=True):
-                parameter.grad = gradient
-            step()
-        runs.append([*parameters, torch.tensor([*optimizer.trust_ratios().values()])])
-    assert_close(*runs)

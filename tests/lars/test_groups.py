@@ -1,4 +1,4 @@
-"""Parameter groups: which tensors decay and adapt follows from module and shape, not from names."""
+"""Parameter groups: which tensors decay, adapt and are orthogonalised, by module and shape."""
 
 from functools import partial
 
@@ -15,6 +15,7 @@ from largebatch.lars import (
     LARS,
     Muon,
     describe,
+    hidden_weights,
     is_bias_or_norm,
     is_vector,
     is_vector_or_position,
@@ -73,32 +74,6 @@ def test_groups_of_models_of_timm_and_torchvision(library_and_model):
     assert names(groups, weight_decay=5e-5, adapt=True) == everything - default
 
 
-class Attention(nn.MultiheadAttention):
-    """Attention whose parameters have a module of their own called ``bias_net``."""
-
-    def __init__(self):
-        super().__init__(8, 2, add_bias_kv=True)
-        self.bias_net = nn.Linear(8, 8, bias=False)
-        self.relative_bias_table = nn.Parameter(torch.zeros(4, 2))
-
-
-@pytest.mark.parametrize(
-    ("layer", "adapting"),
-    [
-        (nn.GRUCell(4, 4), "weight_ih weight_hh"),
-        (nn.LSTM(4, 4, proj_size=2), "weight_ih_l0 weight_hh_l0 weight_hr_l0"),
-        (Attention(), "in_proj_weight out_proj.weight bias_net.weight relative_bias_table"),
-    ],
-    ids=["gru", "lstm", "attention"],
-)
-def test_biases_of_recurrent_and_attention_layers_neither_decay_nor_adapt(layer, adapting):
-    groups = split_parameters(layer, 0.1)
-    biases = {name for name, _ in layer.named_parameters()} - set(adapting.split())
-    assert all("bias" in name for name in biases)
-    assert names(groups, weight_decay=0.0, adapt=False) == biases
-    assert names(groups, weight_decay=0.1, adapt=True) == set(adapting.split())
-
-
 def cnn():
     torch.manual_seed(0)
     return nn.Sequential(
@@ -119,7 +94,7 @@ def test_groups_of_split_parameters_say_what_adapts_whatever_the_shape():
         assert adapting == {"scale", "0.weight", "4.weight"}
 
 
-def test_describe_shows_what_adapts_by_shape():
+def test_describe_shows_what_adapts_by_shape_and_what_is_orthogonalised():
     model = cnn()
     table = describe(LARS(model.parameters(), 0.1).param_groups)
     assert table.splitlines()[2:4] == [
@@ -129,6 +104,13 @@ def test_describe_shows_what_adapts_by_shape():
     assert table.splitlines()[-1] == "6 tensors  243 numbers    no      some"
     groups = describe(timm.optim.param_groups_weight_decay(model, 1e-2))
     assert [line.split()[-1] for line in groups.splitlines()[-2:]] == ["no", "yes"]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 2))
+    groups = split_parameters(model, 5e-4, orthogonal=hidden_weights(model))
+    table = describe(groups)
+    assert table == describe(Muon(groups, 0.1).param_groups)
+    last = {line.split()[0]: line.split()[-1] for line in table.splitlines()[2:8]}
+    assert {name for name, answer in last.items() if answer == "yes"} == {"1.weight"}
+    assert table.splitlines()[-1] == "1 tensors  576 numbers    yes     yes     yes"
 
 
 def test_predicates_are_independent_frozen_parameters_left_out_and_tied_ones_taken_once():
@@ -185,6 +167,11 @@ class NormedLinear(nn.Linear):
     ("module", "name", "answers"),
     [
         (nn.Linear(3, 3), "bias", (True, True, True)),
+        (nn.GRUCell(4, 4), "bias_ih", (True, True, True)),
+        (nn.LSTM(4, 4, proj_size=2), "weight_hr_l0", (False, False, False)),
+        (nn.MultiheadAttention(8, 2, add_bias_kv=True), "bias_k", (True, True, True)),
+        (nn.MultiheadAttention(8, 2), "in_proj_bias", (True, True, True)),
+        (*of(Layer(), (4, 4), "relative_bias_table"), (False, False, False)),
         (nn.LayerNorm((2, 3, 4)), "weight", (True, True, True)),
         (*of(nn.GroupNorm(1, 3), (3, 4)), (True, True, True)),
         (*of(timm.layers.RmsNorm(3), (1, 3, 4)), (True, True, True)),
@@ -242,10 +229,63 @@ def test_groups_with_and_without_names_go_together(kind, groups):
     later.load_state_dict(at_once.state_dict())
 
 
-def test_a_refused_group_leaves_the_others_without_names():
-    optimizer = LARS([torch.ones(2, 2, requires_grad=True)], 0.1)
-    for wrong in (torch.ones(2, 2, dtype=torch.cfloat), torch.ones(2).mul(torch.ones(2))):
-        with pytest.raises((TypeError, ValueError)):
-            optimizer.add_param_group({"params": [("a", wrong.requires_grad_() * 1)]})
-    assert len(optimizer.param_groups) == 1
-    assert "param_names" not in optimizer.param_groups[0]
+def hidden(model):
+    return names(split_parameters(model, 0.1, orthogonal=hidden_weights(model)), orthogonal=True)
+
+
+# For each model: the layers that are left out of Muon besides grouped convolutions.
+OUTER = {
+    "resnet50": (torchvision.models.resnet50, {"conv1", "fc"}),
+    "torchvision vit": (torchvision_vit, {"conv_proj", "heads.head"}),
+    # Two classifiers.
+    "deit_tiny_distilled_patch16_224": (None, {"patch_embed.proj", "head", "head_dist"}),
+    "convnext_atto": (None, {"stem.0", "head.fc"}),
+}
+
+
+@pytest.mark.parametrize("name", OUTER)
+def test_hidden_weights_are_those_of_all_layers_but_the_outer_and_the_grouped(name):
+    make, outer = OUTER[name]
+    with torch.device("meta"):
+        model = timm.create_model(name) if make is None else make()
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    grouped = {n for n, m in layers.items() if getattr(m, "groups", 1) > 1}
+    fused = {n for n, _ in model.named_parameters() if n.endswith("in_proj_weight")}
+    assert outer <= layers.keys()
+    assert hidden(model) == {f"{n}.weight" for n in layers.keys() - outer - grouped} | fused
+    assert bool(grouped) == name.startswith("convnext")
+    assert len(fused) == (2 if name == "torchvision vit" else 0)
+
+
+def test_the_first_layer_and_the_classifiers_are_those_of_the_model():
+    with torch.device("meta"):
+        model = timm.create_model("test_vit", num_classes=0)  # features, without a classifier
+    left_out = {n for n, p in model.named_parameters() if p.dim() > 1} - hidden(model)
+    assert left_out == {"cls_token", "pos_embed", "patch_embed.proj.weight"}
+    assert hidden(nn.DataParallel(model)) == {f"module.{name}" for name in hidden(model)}
+    # The input layer of a language model is its embedding, which its classifier may share.
+    embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+    model = nn.Sequential(embedding, nn.Linear(4, 4), nn.Linear(4, 4), head)
+    assert hidden(model) == {"1.weight", "2.weight"}
+    head.weight = embedding.weight
+    assert hidden(model) == {"1.weight", "2.weight"}
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[0].requires_grad_(False)  # which does not make the next layer the input
+    assert hidden(model) == {"1.weight"}
+
+
+def test_only_whole_matrices_of_layers_are_hidden():
+    outer = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    with torch.device("meta"):
+        empty = nn.Conv2d(4, 4, 1)
+        empty.weight = nn.Parameter(torch.empty(0, 4, 1, 1))
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    others = [nn.Linear(4, 1), nn.Linear(1, 4), empty, normed, nn.Conv1d(4, 4, 3, groups=4)]
+    others += [nn.ConvTranspose2d(4, 4, 3), nn.Embedding(4, 4), nn.LSTM(4, 4)]
+    taken = [nn.Linear(2, 2), nn.Conv1d(1, 2, 3), nn.Conv3d(2, 4, 3), nn.Conv2d(4, 4, 1)]
+    attention = nn.MultiheadAttention(4, 2, kdim=6, add_bias_kv=True)
+    model = nn.Sequential(outer[0], *others, *taken, attention, outer[1])
+    first = 1 + len(others)
+    expected = {f"{first + i}.weight" for i in range(len(taken))}
+    attention = {"q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"}
+    assert hidden(model) == expected | {f"{first + len(taken)}.{name}" for name in attention}

@@ -1,30 +1,22 @@
 """FP32 masters, loss scales, overflows and waits for the device, in LARS and every rule of Muon."""
 
-from functools import partial
 from itertools import cycle
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from largebatch.lars import ADJUST_LR_FNS, LARS, newton_schulz
-from largebatch.lars.muon.reference import Hyper
-from largebatch.lars.muon.step import directions_of, update
+from largebatch.lars import ADJUST_LR_FNS, LARS
 from tests.host_reads import NoHostReads
 from tests.lars.muon.training import (
-    OTHERS,
-    SHAPES,
     assert_equal,
     make,
     parameters,
     run,
     set_gradients,
-    tensors,
 )
-from tests.lars.problems import FORMS
+from tests.lars.problems import FORMS, made
 from tests.replay import Recording
 
 OPTIONS = [
@@ -44,17 +36,6 @@ OF_MUON = [
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CASES = [*OF_LARS, *(("muon", form) for form in OF_MUON)]
-
-
-def made(implementation, dtype=torch.float32, lr=0.1, **options):
-    if implementation == "muon":
-        return make(dtype, lr=lr, **options)
-    adapting, others = (
-        [nn.Parameter(t) for t in tensors(number, shapes, dtype)]
-        for number, shapes in enumerate((SHAPES, OTHERS))
-    )
-    groups = [{"params": adapting}, {"params": others, "adapt": False}]
-    return LARS(groups, lr, implementation=implementation, weight_decay=1e-3, **options)
 
 
 def bits(optimizer):
@@ -146,50 +127,6 @@ def test_no_step_waits_for_the_device(implementation, form, tensor_lr, monkeypat
         with NoHostReads(), monkeypatch.context() as patch:
             patch.setattr(Tensor, "tolist", None)  # reads CPU memory without an operator
             optimizer.step()
-
-
-@pytest.mark.parametrize("implementation", ["reference", "foreach", "fused"])
-def test_masters_keep_updates_that_half_precision_loses(implementation):
-    def train(master_weights):
-        parameter = nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
-        options = {"momentum": 0.0, "master_weights": master_weights, "adapt": False}
-        optimizer = LARS([parameter], 2e-4, implementation=implementation, **options)
-        for _ in range(50):
-            parameter.grad = torch.ones_like(parameter)
-            optimizer.step()
-        return parameter.detach().float()
-
-    assert torch.equal(train(master_weights=False), torch.ones(16))
-    assert_close(train(master_weights=True), torch.full((16,), 0.99), rtol=0, atol=4e-3)
-
-
-class NoCopies(TorchDispatchMode):
-    """Fail on operators that take a tensor on the CPU beside one on the device."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        result = function(*args, **kwargs)
-        leaves = tree_leaves((args, kwargs, result))
-        devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
-        assert devices <= {"meta"}, f"{function} copies to the device, and waits for it"
-        return result
-
-
-@pytest.mark.parametrize(("form", "tensor_lr"), [*zip(OF_MUON, cycle([False, True]))], ids=str)
-def test_no_step_copies_numbers_to_the_device(form, tensor_lr, monkeypatch):
-    """The host waits for copies from its pageable memory, and no CUDA graph can hold them."""
-    lr = torch.tensor(0.1, device="meta") if tensor_lr else 0.1
-    hyper = Hyper(**{"lr": lr, "momentum": 0.5, "weight_decay": 0.1, **form})
-    weights, gradients, buffers = (
-        [t.to("meta") for t in tensors(number, SHAPES)] for number in range(3)
-    )
-    scale, found_inf = (torch.ones((), device="meta") for _ in range(2))
-    halves = [weight.half() for weight in weights]
-    for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
-        monkeypatch.setattr(owner, name, None)  # copies without an operator
-    with NoCopies():
-        directions = partial(directions_of, conv_mode=hyper.conv_mode, orthogonalize=newton_schulz)
-        update(weights, gradients, buffers, hyper, scale, found_inf, halves, directions)
 
 
 def test_state_is_not_made_in_the_capture_of_a_cuda_graph(monkeypatch):

@@ -1,11 +1,9 @@
-"""State dicts of LARS: torch's conventions, torch.distributed.checkpoint, and other optimizers."""
+"""State dicts of LARS and Muon: resuming, torch's own forms, copies, and those that are refused."""
 
 import copy
 import pickle
-from itertools import product
 
 import pytest
-import pytorch_optimizer
 import timm.optim
 import torch
 from hypothesis import given, settings
@@ -16,201 +14,179 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.optim import SGD
+from torch.testing import assert_close
 
-from largebatch.lars import DIALECTS, LARS, Muon, hidden_weights, split_parameters
-from tests.lars.muon.training import assert_equal, follow
-from tests.lars.problems import ADAPT, OPTIONS, assert_close
-from tests.lars.states import assert_continues, assert_refuses, groups, parameters, run, stepped
+from largebatch.lars import DIALECTS, LARS, Muon, hidden_weights, polynomial, split_parameters
+from tests.lars.muon.training import (
+    assert_equal,
+    follow,
+    make,
+    parameters,
+    set_gradients,
+)
+from tests.lars.problems import ADAPT, OPTIONS, made
 
-TIMM = timm.optim.Lars
+SCHEDULE = polynomial(0.5, 40, warmup_steps=10, start=0.01)
+OF_LARS = st.builds(
+    lambda options, **more: ("foreach", {**options, **more}),
+    OPTIONS,
+    adapt=ADAPT,
+    dialect=st.sampled_from(sorted(DIALECTS)),
+)
+OF_MUON = st.sampled_from(
+    [
+        ("muon", {"adjust_lr_fn": "trust_ratio", "others": {"rule": "adamw"}}),
+        ("muon", {"norm_projection": True, "conv_mode": "batched"}),
+        ("muon", {"ns_coefficients": ((3.0, -4.0, 2.0),)}),
+    ]
+)
+
+
+def run(optimizer, steps):
+    """Take steps whose learning rates and gradients depend only on the number of the step."""
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = SCHEDULE(step)
+        set_gradients(optimizer, step)
+        optimizer.step()
+    return optimizer
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    OF_LARS | OF_MUON,
+    st.sampled_from([(torch.float64, False), (torch.float16, True), (torch.bfloat16, False)]),
+)
+def test_a_loaded_state_dict_and_copies_continue_exactly_whatever_the_options(of, precision):
+    (kind, options), (dtype, master_weights) = of, precision
+    shared = {"dialect": options["dialect"]} if "dialect" in options else {}
+    shared["master_weights"] = master_weights
+    optimizer = run(made(kind, dtype, **{**options, **shared}), range(3))
+    other = follow(optimizer, made(kind, dtype, 0.7, momentum=0.5, **shared))
+    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
+    saved["param_groups"][0]["epoch_of_my_loop"] = 3
+    kept = copy.deepcopy(saved)
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["epoch_of_my_loop"] == 3
+    copies = copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))
+    assert str([one.trust_ratios() for one in copies]) == str([optimizer.trust_ratios()] * 2)
+    run(optimizer, range(3, 6))
+    for one in (other, *copies):
+        assert one.implementation == optimizer.implementation
+        assert_equal(run(one, range(3, 6)), optimizer)
+    # What was loaded is a copy.
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    assert_close(saved["state"], kept["state"], **exactly)
+    for one in copies if kind == "muon" else ():
+        one.add_param_group({"params": [nn.Parameter(torch.ones(2))], "orthogonal": False})
+        assert one.param_groups[-1]["rule"] == options.get("others", {"rule": "sgd"})["rule"]
 
 
 def test_the_state_that_pre_hooks_return_is_loaded_and_post_hooks_see_it_finished():
-    saved = stepped(LARS(parameters(torch.float16), 0.1, master_weights=True)).state_dict()
-    optimizer = LARS(parameters(torch.float16), 0.1, master_weights=True)
-    master = torch.full((3, 5), 1 + 2.0**-20)  # not a number of half precision
-    saved["state"][3] = {**saved["state"][3], "master": master}
+    optimizer, empty = (made("foreach", torch.float16, master_weights=True) for _ in range(2))
+    saved = copy.deepcopy(run(optimizer, range(3)).state_dict())
+    saved["state"][0]["master"].fill_(1 + 2.0**-20)  # not a number of half precision
     seen = []
     optimizer.register_load_state_dict_pre_hook(lambda optimizer, state_dict: saved)
     optimizer.register_load_state_dict_post_hook(
-        lambda optimizer: seen.append(copy.deepcopy([*optimizer.state.values()][3]))
+        lambda optimizer: seen.append(copy.deepcopy(optimizer.state[parameters(optimizer)[0]]))
     )
-    empty = LARS(parameters(torch.float16), 0.1, master_weights=True).state_dict()
     for _ in range(2):  # the hooks are not used up
-        optimizer.load_state_dict(empty)
+        optimizer.load_state_dict(empty.state_dict())
+    for state in seen:
+        assert_close(state, saved["state"][0], rtol=0, atol=0)
     assert len(seen) == 2
-    for name, value in saved["state"][3].items():
-        assert seen[0][name].dtype == torch.float32
-        assert torch.equal(seen[0][name], value)
-
-
-@settings(max_examples=25)
-@given(
-    OPTIONS,
-    ADAPT,
-    st.sampled_from(sorted(DIALECTS)),
-    st.sampled_from([(torch.float64, False), (torch.float16, True), (torch.bfloat16, False)]),
-)
-def test_a_loaded_state_dict_continues_exactly_whatever_the_new_optimizers_options(
-    options, adapt, dialect, precision
-):
-    dtype, master_weights = precision
-    shared = {"dialect": dialect, "master_weights": master_weights, "implementation": "foreach"}
-    of_groups = groups(parameters(dtype), weight_decay=0.01)
-    optimizer = LARS(of_groups, 0.1, adapt=adapt, **options, **shared)
-    run(optimizer, range(3))
-    other = follow(optimizer, LARS(groups(parameters(dtype)), 0.7, 0.5, **shared))
-    state = pickle.loads(pickle.dumps(optimizer.state_dict()))
-    state["param_groups"][0]["epoch_of_my_loop"] = 3
-    other.load_state_dict(state)
-    assert other.param_groups[0]["epoch_of_my_loop"] == 3
-    expected = run(optimizer, range(3, 6))
-    for ours, theirs in zip(run(other, range(3, 6)), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("previous", [0.25, torch.tensor(0.25)])
-def test_the_previous_learning_rate_is_loaded_as_a_tensor_and_needed_with_buffers(previous):
-    optimizer = stepped(LARS(parameters(), 0.1, dialect="mlperf-corrected"))
+def test_the_previous_learning_rate_is_loaded_as_a_tensor_and_needed_only_with_buffers(previous):
+    optimizer = run(made("fused", dialect="mlperf-corrected"), range(3))
     saved = copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][0]["previous_lr"] = previous
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["previous_lr"] == torch.tensor(0.25)
     run(optimizer, range(3, 5))
     del saved["param_groups"][0]["previous_lr"]
-    assert_refuses(optimizer, saved, r"param_groups\[0\] .* has no 'previous_lr'.*valid: a number")
-    saved["state"] = {}
-    optimizer.load_state_dict(saved)
+    optimizer.load_state_dict({**saved, "state": {}})
     run(optimizer, range(2))
 
 
-def lars(of=None, **options):
-    return LARS(parameters() if of is None else of, 0.1, **{"dialect": "torch", **options})
+def states_that_do_not_fit():
+    """Yield optimizers, state dicts that each refuses, and a part of the message."""
+    lars, corrected, muon, adamw, sgd = (
+        run(optimizer, range(2))
+        for optimizer in (
+            made("fused"),
+            made("fused", dialect="mlperf-corrected"),
+            made("muon"),
+            *(
+                Muon([{"params": parameters(make()), "orthogonal": False, "rule": rule}], 0.1)
+                for rule in ("adamw", "sgd")
+            ),
+        )
+    )
+
+    def edited(optimizer, part, key, value=None):
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved[part][0][key] = value
+        if value is None:
+            del saved[part][0][key]
+        return saved
+
+    def of(optimizer, theirs, steps=2):
+        """Return the state of another optimizer of such groups."""
+        groups = copy.deepcopy([{"params": g["params"]} for g in optimizer.param_groups])
+        return run(theirs(groups), range(steps)).state_dict()
+
+    yield lars, adamw.state_dict(), "different number of parameter groups"
+    short = of(lars, lambda groups: LARS([{"params": g["params"][:2]} for g in groups], 0.1))
+    yield lars, short, "doesn't match the size"
+    buffer, step = "momentum_buffer", torch.zeros(3)
+    message = "parameter 0 has 'momentum_buffer', a float; valid: the tensors"
+    yield lars, edited(lars, "state", buffer, 0.5), message
+    yield lars, edited(lars, "state", buffer, step), r"0 has shape \(3,\) in the loaded"
+    yield lars, of(lars, torch.optim.Adam), "parameter 0 has 'step', a Tensor; valid: the tensors"
+    message = r"param_groups\[0\] .* has no 'dialect'; valid: state of largebatch's LARS"
+    for theirs in (torch.optim.SGD, timm.optim.Lars):
+        yield lars, of(lars, lambda groups, kind=theirs: kind(groups, 0.1, momentum=0.9)), message
+    other = of(lars, lambda groups: LARS(groups, 0.1, dialect="torch"))
+    yield lars, other, "of dialect 'torch', this optimizer of dialect 'mlperf'"
+    yield lars, edited(lars, "param_groups", "momentum", 1.5), r"momentum must be in \[0, 1\)"
+    message = r"param_groups\[0\] .* has no 'previous_lr'.*valid: a number"
+    yield corrected, edited(corrected, "param_groups", "previous_lr"), message
+    message = r"param_groups\[0\] .* is updated by adamw, .* by sgd; their state"
+    yield sgd, adamw.state_dict(), message
+    message = "updated by sgd, .* by orthogonal steps"
+    yield muon, edited(muon, "param_groups", "orthogonal", False), message
+    message = "ns_steps must be a whole number >= 1, not 0"
+    yield muon, edited(muon, "param_groups", "ns_steps", 0), message
+    message = "parameter 0 has no 'exp_avg_sq'; valid: step, "
+    yield adamw, edited(adamw, "state", "exp_avg_sq"), message
+    yield adamw, edited(adamw, "state", "step", step), r"shape \(3,\) in .*valid: one number"
+    message = "has no 'orthogonal'; valid: state of largebatch's Muon"
+    yield muon, of(muon, timm.optim.Muon, steps=0), message
 
 
-def of(make, **options):
-    return stepped(make(parameters(), lr=0.5, **options)).state_dict()
+def test_state_that_does_not_fit_is_refused_without_side_effects():
+    for optimizer, saved, message in states_that_do_not_fit():
+        given, before = copy.deepcopy(saved), copy.deepcopy(optimizer.state_dict())
+        options = [{**g, "params": len(g["params"])} for g in optimizer.param_groups]
+        options = copy.deepcopy(options)
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict(saved)
+        assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
+        assert options == [{**g, "params": len(g["params"])} for g in optimizer.param_groups]
+        assert saved["param_groups"] == given["param_groups"]
+        assert saved["state"].keys() == given["state"].keys()
+        assert not optimizer._optimizer_load_state_dict_pre_hooks
+        assert not optimizer._optimizer_load_state_dict_post_hooks
 
 
-def with_a_number():
-    state = copy.deepcopy(stepped(lars()).state_dict())
-    state["state"][1]["momentum_buffer"] = 0.5
-    return state
-
-
-REFUSED = {
-    "different number of parameter groups": lambda: lars(groups(parameters())).state_dict(),
-    "doesn't match the size": lambda: lars(parameters()[:2]).state_dict(),
-    "parameter 1 has 'momentum_buffer', a float; valid: the tensors": with_a_number,
-    "momentum_buffer of parameter 3 is of torch.optim.SGD": lambda: of(SGD, momentum=0.9),
-    "has dampening 0.1, which LARS lacks": lambda: of(TIMM, momentum=0.9, dampening=0.1),
-    "parameter 0 has 'step', a Tensor; valid: the tens": lambda: of(torch.optim.Adam),
-    r"param_groups\[0\] of the loaded state has no 'dialect'; valid: state of LARS, torch": (
-        lambda: of(pytorch_optimizer.LARS, momentum=0.9)
-    ),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_state_that_does_not_fit_is_refused_without_side_effects(message):
-    assert_refuses(stepped(lars()), REFUSED[message](), message)
-
-
-def test_state_of_another_dialect_or_out_of_range_is_refused_where_nothing_adapts():
-    state, message = of(SGD, momentum=1.5), r"momentum must be in \[0, 1\)"
-    assert_refuses(stepped(lars(adapt=False)), state, message)
-    state, message = of(TIMM, momentum=0.9), "of timm's Lars, dialect 'torch', this .* 'mlperf'; "
-    assert_refuses(stepped(lars(adapt=False, dialect="mlperf")), state, message)
-
-
-@settings(max_examples=20)
-@given(
-    st.fixed_dictionaries(
-        {
-            "momentum": st.sampled_from([0.0, 0.9]),
-            "weight_decay": st.sampled_from([0.0, 1e-2]),
-            "trust_coeff": st.sampled_from([1e-3, 0.02]),
-            "eps": st.sampled_from([0.0, 1e-8, 0.1]),
-            "nesterov": st.booleans(),
-            "trust_clip": st.booleans(),
-            "always_adapt": st.booleans(),
-            "foreach": st.booleans(),
-        }
-    ).map(lambda o: o | {"nesterov": o["nesterov"] and o["momentum"] > 0}),
-    st.sampled_from([0.0, 1e-3]),
-)
-def test_state_of_timms_lars_continues_in_dialect_torch(options, decay):
-    theirs = TIMM(groups(parameters(), weight_decay=decay), 0.5, **options)
-    ours = LARS(groups(parameters()), 0.1, dialect="torch", denominator="norm-of-sum", eps=1.0)
-    assert_continues(theirs, ours)
-    assert "trust_coeff" not in ours.param_groups[0]
-    assert ours.param_groups[0]["adapt"] == (options["always_adapt"] or decay > 0)
-
-
-@pytest.mark.parametrize(
-    ("momentum", "nesterov", "maximize"),
-    [(0.0, False, True), (0.9, False, False), (0.9, True, True)],
-)
-def test_state_of_sgd_continues_where_tensors_do_not_adapt(momentum, nesterov, maximize):
-    options = {"momentum": momentum, "nesterov": nesterov, "maximize": maximize}
-    theirs = SGD(groups(parameters(), weight_decay=0.1), 0.5, weight_decay=1e-3, **options)
-    # By default, tensors of fewer than two dimensions do not adapt.
-    first, second = groups(parameters())
-    ours = LARS([first, second | {"adapt": False}], 0.1, dialect="torch", eps=1.0)
-    assert_continues(theirs, ours)
-    assert "dampening" not in ours.param_groups[0]
-    assert ours.param_groups[0]["eps"] == 1.0
-
-
-def test_foreign_state_without_buffers_loads_into_any_dialect():
-    """Of a run that was saved before its first step."""
-    for make, dialect in product((SGD, TIMM), DIALECTS):
-        ours = lars(dialect=dialect)
-        ours.load_state_dict(make(parameters(), 0.5, weight_decay=1e-3).state_dict())
-        assert ours.param_groups[0]["dialect"] == dialect
-        assert ours.param_groups[0]["weight_decay"] == 1e-3
-        assert not any(ours.state.values())
-        run(ours, range(2))
-
-
-class Larc:
-    """apex LARC around SGD: replace the gradient, then call SGD without its weight decay."""
-
-    def __init__(self, sgd, clip):
-        self.sgd, self.clip, self.param_groups = sgd, clip, sgd.param_groups
-        self.state_dict = sgd.state_dict
-
-    @torch.no_grad()
-    def step(self):
-        (group,) = self.param_groups
-        decay, group["weight_decay"] = group["weight_decay"], 0.0
-        for p in group["params"]:
-            ratio = 0.02 * p.norm() / (p.grad.norm() + p.norm() * decay + 1e-8)
-            p.grad = (p.grad + decay * p) * (min(ratio / group["lr"], 1) if self.clip else ratio)
-        self.sgd.step()
-        group["weight_decay"] = decay
-
-
-@pytest.mark.parametrize("dialect", ["larc", "torch"])
-def test_state_of_sgd_in_a_wrapper_continues_when_its_dialect_is_added(dialect):
-    theirs = Larc(SGD(parameters(), 0.5, 0.9, weight_decay=0.1), dialect == "larc")
-    options = {"trust_coefficient": 0.02, "eps": 1e-8, "adapt": True, "dialect": dialect}
-    ours = LARS(parameters(), 0.1, **options)
-    run(theirs, range(20))
-    saved = theirs.state_dict()
-    if dialect == "torch":
-        message = "is of torch.optim.SGD, without the trust ratios.*valid: .*'dialect': 'larc' or"
-    else:
-        message = "of torch.optim.SGD, dialect 'torch', this optimizer of dialect 'larc'"
-        assert_refuses(LARS(parameters(), 0.1, **options | {"adapt": False}), saved, message)
-        message = "momentum_buffer of parameter 0 is of torch.optim.SGD"
-    assert_refuses(ours, saved, message)
-    saved["param_groups"][0]["dialect"] = dialect
-    follow(theirs, ours).load_state_dict(saved)
-    assert "dampening" not in ours.param_groups[0]
-    expected = run(theirs, range(20, 40))
-    assert_close(run(ours, range(20, 40)), expected, rtol=1e-12, atol=1e-15)
+def test_without_state_groups_keep_their_rule():
+    optimizer, other = make(rules=["sgd"]), make(rules=["adamw"], lr=0.3)
+    optimizer.load_state_dict(other.state_dict())
+    found = [(g["lr"], g["orthogonal"], g["rule"]) for g in optimizer.param_groups]
+    assert found == [(0.3, True, "sgd"), (0.05, False, "sgd")]
 
 
 def network(dtype):

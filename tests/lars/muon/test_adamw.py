@@ -9,17 +9,13 @@ from torch.testing import assert_close
 
 from largebatch.lars import Muon
 from tests.lars.muon.training import parameters, run, set_gradients, tensors
+from tests.lars.problems import laid_out
 
 SHAPES = [(), (5,), (3, 4), (4, 3, 3, 3)]
 
 
 def made(dtype, layout):
-    of = tensors(0, SHAPES, dtype)
-    if layout == "channels_last":
-        of = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in of]
-    if layout == "transposed":
-        of = [t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 1 else t for t in of]
-    return [nn.Parameter(t) for t in of]
+    return [nn.Parameter(laid_out(t, layout)) for t in tensors(0, SHAPES, dtype)]
 
 
 def muon(of, lr=0.01, masters=False, **options):
@@ -34,7 +30,7 @@ def muon(of, lr=0.01, masters=False, **options):
     eps=st.sampled_from([None, 1e-3]),
     weight_decay=st.sampled_from([0.0, 0.1]),
     maximize=st.booleans(),
-    layout=st.sampled_from(["contiguous", "channels_last", "transposed"]),
+    layout=st.sampled_from(["contiguous", "channels last", "transposed"]),
     fused=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
@@ -72,7 +68,7 @@ def test_masters_take_the_steps_of_fp32_parameters(dtype):
 
 
 @pytest.mark.parametrize(
-    ("layout", "masters"), [("channels_last", True), ("strided", False), ("of gradients", True)]
+    ("layout", "masters"), [("channels last", True), ("strided", False), ("of gradients", True)]
 )
 def test_state_weights_and_gradients_of_another_layout_give_the_same_step(layout, masters):
     """As where a model is moved to channels_last after a step, or before its state is loaded."""
@@ -81,20 +77,11 @@ def test_state_weights_and_gradients_of_another_layout_give_the_same_step(layout
     run(ours, range(4))
     run(other, range(2))
     for parameter in parameters(other):
-        if parameter.dim() == 4 and layout == "channels_last":
-            parameter.data = parameter.data.to(memory_format=torch.channels_last)
-        if parameter.dim() == 2 and layout == "strided":
-            parameter.data = parameter.data.repeat_interleave(2, dim=-1)[..., ::2]
+        parameter.data = laid_out(parameter.data, layout)
     for step in range(2, 4):
         set_gradients(other, step)
         for parameter in parameters(other) if layout == "of gradients" else ():
-            parameter.grad = of_another_layout(parameter.grad)
+            parameter.grad = laid_out(laid_out(parameter.grad, "strided"), "channels last")
         other.step()
     for a, b in zip(parameters(ours), parameters(other), strict=True):
         assert_close({**ours.state[a], "of": a}, {**other.state[b], "of": b}, rtol=1e-6, atol=1e-6)
-
-
-def of_another_layout(gradient):
-    if gradient.dim() == 4:
-        return gradient.to(memory_format=torch.channels_last)
-    return torch.stack([gradient, gradient], -1)[..., 0]  # with gaps

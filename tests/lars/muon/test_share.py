@@ -17,6 +17,7 @@ from largebatch.lars import Muon
 from largebatch.lars.muon.share import plan_of
 from tests.host_reads import NoHostReads
 from tests.lars.muon.training import assert_equal, run, set_gradients, tensors
+from tests.lars.problems import laid_out
 from tests.ranks import run_ranks
 
 # Several of a shape, convolutions, tall and wide matrices, and one that outweighs the others.
@@ -51,11 +52,8 @@ def test_work_is_balanced_and_the_buffer_holds_each_tensor_in_the_part_of_its_ow
     assert len(plan.bounds) == ranks + 1
 
 
-def weights(dtype=torch.float32, *, channels_last=False):
-    made = tensors(0, SHAPES, dtype)
-    if channels_last:
-        made = [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
-    return [nn.Parameter(t) for t in made]
+def weights(dtype=torch.float32, layout="contiguous"):
+    return [nn.Parameter(laid_out(t, layout)) for t in tensors(0, SHAPES, dtype)]
 
 
 def trained(of, steps=1, **options):
@@ -67,8 +65,8 @@ def trained(of, steps=1, **options):
 #: The form of parameters, and options.
 CASES = [
     ({}, {"adjust_lr_fn": "trust_ratio", "trust_coefficient": 0.1}),
-    ({"channels_last": True}, {"norm_projection": True, "conv_mode": "batched"}),
-    ({"channels_last": True}, {"ns_dtype": torch.bfloat16, "nesterov": False}),
+    ({"layout": "channels last"}, {"norm_projection": True, "conv_mode": "batched"}),
+    ({"layout": "channels last"}, {"ns_dtype": torch.bfloat16, "nesterov": False}),
     ({"dtype": torch.bfloat16}, {"master_weights": True, "maximize": True, "weight_decay": 0.1}),
 ]
 

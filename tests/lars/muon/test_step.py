@@ -9,6 +9,7 @@ from largebatch.lars import Muon
 from largebatch.lars.muon import reference
 from largebatch.lars.muon.newton_schulz import newton_schulz
 from largebatch.lars.muon.reference import ADJUST_LR_FNS, CONV_MODES, Hyper, polar_factor
+from tests.lars.problems import LAYOUTS, laid_out
 
 SHAPES = [(4, 6), (6, 4), (1, 5), (5, 1), (4, 6), (6, 4, 3), (8, 3, 3, 3), (3, 8, 1, 1)]
 SHAPES += [(5, 2, 3, 3), (4, 3, 2, 2, 2)]
@@ -20,18 +21,6 @@ DTYPES = {
     "bfloat16, masters": (torch.bfloat16, True, 1e-4),
     "float16, masters": (torch.float16, True, 1e-4),
 }
-LAYOUTS = ("contiguous", "channels last", "transposed", "strided")
-
-
-def laid_out(tensor, layout):
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if layout == "channels last" and tensor.dim() in formats:
-        return tensor.to(memory_format=formats[tensor.dim()])
-    if layout == "transposed":
-        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
-    if layout == "strided":
-        return tensor.repeat_interleave(2, dim=-1)[..., ::2]
-    return tensor
 
 
 def tensors(seed, layout="contiguous", dtype=torch.float64):
