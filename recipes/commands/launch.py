@@ -41,8 +41,6 @@ def torchrun(nproc: int, module: str, arguments: list[str]) -> None:
     handled = [n for n in names if signal.getsignal(signal.Signals[n]) is not signal.SIG_IGN]
     processes = ["--standalone", "--nproc-per-node", str(nproc)]
     processes.append(f"--signals-to-handle={','.join(handled)}")
-    if "device=cpu" not in arguments and _can_bind(nproc):
-        processes.append("--numa-binding=node")
     # Where ranks leave errors for it, in a folder that it would leave behind.
     logs = tempfile.TemporaryDirectory(prefix="largebatch-torchrun-", ignore_cleanup_errors=True)
     try:
@@ -71,20 +69,3 @@ def torchrun_again(context: typer.Context, nproc: int) -> None:
         for each in value if isinstance(value, list | tuple) else [value]:
             words += option if each is True else [*option, str(each)]
     torchrun(nproc, "largebatch.recipes", words)
-
-
-def _can_bind(nproc: int) -> bool:
-    """Whether torchrun can keep each process on the NUMA node of its GPU.
-
-    It ends with an error where it cannot: without GPUs for all, without the program numactl, or in
-    a container that hides the nodes. What it would do is tried beforehand, therefore.
-    """
-    try:
-        from torch.numa import binding
-
-        options = binding.NumaOptions(binding.AffinityMode.NODE)
-        for rank in range(nproc):
-            binding._get_validated_logical_cpus_to_bind_to(device_index=rank, numa_options=options)
-    except Exception:  # of whatever kind, torchrun would fail with it
-        return False
-    return True

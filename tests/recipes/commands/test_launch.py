@@ -1,13 +1,11 @@
-"""The processes that a command starts: with its options, and bound to the cores of their GPUs."""
+"""The processes that a command starts, with its options."""
 
 from collections import Counter
 
 import pytest
 from torch.distributed import run
-from torch.numa import binding
 from typer.testing import CliRunner
 
-from largebatch.recipes.commands.launch import torchrun
 from largebatch.recipes.commands.tree import app
 
 
@@ -16,8 +14,6 @@ def started(monkeypatch, tmp_path):
     """The words that torchrun is given, in place of starting processes."""
     words = []
     monkeypatch.setattr(run, "main", words.extend)
-    monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", lambda **_: {0, 1})
-    monkeypatch.setattr(binding.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr("largebatch.recipes.train.check", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     return words
@@ -48,28 +44,3 @@ def test_a_command_is_started_again_with_its_options(started, photos, words, opt
         assert before <= Counter(again)
         started.clear()
     assert before == Counter(again)
-
-
-def test_ranks_are_bound_to_the_cores_of_their_gpus_where_torchrun_can(started, monkeypatch):
-    def bound(*words):
-        started.clear()
-        torchrun(2, "largebatch.recipes.train", ["digits", *words])
-        options = run.parse_args(started)
-        assert options.nproc_per_node == "2"
-        return options.numa_binding
-
-    def no_second_gpu(device_index, numa_options):
-        if device_index == 1:
-            raise RuntimeError("No accelerator available for NUMA binding")
-        return {0}
-
-    assert bound() == "node"
-    assert bound("device=cpu") is None
-    for cores in (no_second_gpu, lambda **_: set()):
-        with monkeypatch.context() as patch:
-            patch.setattr(binding, "_get_logical_cpus_to_bind_to", cores)
-            assert bound() is None
-    monkeypatch.setattr(binding.shutil, "which", lambda program: None)  # without numactl
-    assert bound() is None
-    monkeypatch.delattr(binding, "_get_validated_logical_cpus_to_bind_to")
-    assert bound() is None
