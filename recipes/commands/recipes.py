@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,24 +32,28 @@ def list_recipes() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..schema.catalogue import entries
+    from ..schema.catalogue import entries, families
 
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDE
-    table = Table(box=None, pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("data")
+    found = entries()
+    table = Table("ImageNet", box=None, pad_edge=False)
     table.add_column("epochs", justify="right")
     table.add_column("what it is")
     table.add_column("expected top-1", no_wrap=True)
-    for entry in entries():
-        as_published = "" if entry.is_trained_here or not entry.top1 else " *"
-        top1 = f"{entry.top1 or entry.reaches}{as_published}"
-        data = entry.recipe.data.path or entry.recipe.data.source
-        table.add_row(entry.name, Path(data).name, f"{entry.recipe.epochs:g}", entry.what, top1)
+    for entry in found:
+        if entry.is_imagenet:
+            top1 = entry.top1 if entry.is_trained_here else f"{entry.top1} *"
+            table.add_row(entry.name, f"{entry.recipe.epochs:g}", entry.what, top1)
+    table.columns[0].no_wrap = True
     console.print(table)
-    console.print("* as published; not trained here")
+    console.print("* as published; not trained here\n")
+    table = Table("smaller data sets", "what they are", "top-1, trained here", box=None)
+    table.pad_edge = False
+    for family in families(entry for entry in found if not entry.is_imagenet):
+        table.add_row(*family)
+    console.print(table)
 
 
 @recipes_app.command()

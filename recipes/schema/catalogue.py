@@ -6,7 +6,9 @@ The accuracy that a recipe should reach is the clause of its head comment that b
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .load import load
@@ -43,7 +45,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """The packaged recipes, those for ImageNet first, by model and kind of run, then by batch."""
+    """The packaged recipes, sorted by model and kind of run, then by batch size."""
     found = []
     for name in recipe_names():
         loaded = load(name, asks_timm=False)
@@ -53,8 +55,21 @@ def entries() -> list[Entry]:
         is_trained_here = bool(reached and reached[1] == "Reaches ")
         found.append(Entry(name, loaded.recipe, what, reaches, is_trained_here))
 
-    def place(entry: Entry) -> tuple[bool, bool, str, int, str]:  # MLPerf's points before others
-        kind = entry.family != "resnet50", entry.family
-        return not entry.is_imagenet, *kind, entry.recipe.batch_size, entry.name
+    def place(entry: Entry) -> tuple[bool, str, int, str]:  # MLPerf's reference points first
+        return entry.family != "resnet50", entry.family, entry.recipe.batch_size, entry.name
 
     return sorted(found, key=place)
+
+
+def families(found: Iterable[Entry]) -> list[tuple[str, str, str]]:
+    """Names, what they are and top-1 of recipes that differ in their batch, from small to large."""
+    lines = []
+    for family, several in itertools.groupby(found, lambda entry: entry.family):
+        first, *others = several
+        names = [first.name, *(entry.name.removeprefix(family) for entry in others)]
+        reached = [e.top1 for e in (first, *others) if e.is_trained_here]
+        top1 = reached[-1] if reached else "not measured yet"
+        if len(reached) > 1:
+            top1 = f"{reached[0].removesuffix(' %')} to {top1}"
+        lines.append((", ".join(names), first.what, top1))
+    return lines
