@@ -1,4 +1,4 @@
-"""Readings: memory, with a stand-in for the GPU, and ranks that are slow."""
+"""Readings: memory, and ranks that are slow."""
 
 import mmap
 import random
@@ -20,7 +20,7 @@ from largebatch.recipes.training.watch.meters import (
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
+CPU = torch.device("cpu")
 
 
 def test_memory_on_a_cpu_is_the_largest_resident_size_of_the_process():
@@ -34,16 +34,6 @@ def test_memory_on_a_cpu_is_the_largest_resident_size_of_the_process():
     assert peak_memory_bytes(CPU) == pytest.approx(there, rel=0.1)  # it does not shrink again
 
 
-def test_memory_on_a_gpu_is_the_peak_since_the_last_reading(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torch.cuda, "max_memory_allocated", lambda gpu: asked.append(gpu) or 3 << 30
-    )
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
-    assert peak_memory_bytes(GPU) == 3 << 30
-    assert asked == [GPU, GPU]
-
-
 # --- ranks that hold the others up -----------------------------------------------------------
 
 
@@ -54,26 +44,21 @@ def reading(own, wait=0.5, inputs=None):
     return [RankTimes(total, i, total - o) for o, i in zip(own, inputs, strict=True)]
 
 
-@pytest.mark.parametrize(("input_seconds", "by_input"), [(2.0, True), (0.9, False)])
-def test_a_slow_rank_is_named_with_what_it_costs(input_seconds, by_input):
-    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]))
-    assert slow == ((2,), pytest.approx(3), pytest.approx(1.1), pytest.approx(1.9 / 3.5), by_input)
-
-
-@pytest.mark.parametrize(
-    ("own", "ranks"),
-    [
+def test_few_ranks_can_hold_the_others_up_and_are_named_with_what_they_cost():
+    for own, ranks in (
         ([2, 1], (0,)),
         ([1, 1, 2, 1, 1, 1, 1, 2], (2, 7)),
         ([2, 1, 2], None),  # two that share a core: the third one is fast
         ([1, 1, 1, 1, 1, 2, 2, 2], None),
         ([1, 1, 1, 1.1], None),
         ([1], None),
-    ],
-)
-def test_only_few_ranks_can_hold_the_others_up(own, ranks):
-    slow = slow_ranks(reading(own))
-    assert (slow and slow.ranks) == ranks
+    ):
+        slow = slow_ranks(reading(own))
+        assert (slow and slow.ranks) == ranks, own
+    cost = tuple(map(pytest.approx, (3, 1.1, 1.9 / 3.5)))
+    for seconds, by_input in ((2.0, True), (0.9, False)):
+        slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, seconds, 0]))
+        assert slow == ((2,), *cost, by_input)
 
 
 def test_an_even_load_with_noise_names_nobody():
