@@ -170,5 +170,7 @@ TOTAL = 90 * 100  # 100 steps per epoch
 def test_schedules_and_shapes_of_warmup_give_their_learning_rates(keys, rates):
     keys = ["epochs=90", "optimizer.lr=3.2", *(f"schedule.{key}" for key in ("warmup=5ep", *keys))]
     recipe = load("digits", keys).recipe
-    schedule = learning_rates(recipe, timeline_of(recipe, 100 * recipe.batch_size)).schedule
+    timeline = timeline_of(recipe, 100 * recipe.batch_size)
+    assert [timeline.progress(step) for step in rates] == [*rates]  # without stages, the steps
+    schedule = learning_rates(recipe, timeline).schedule
     assert {step: schedule(step) for step in rates} == pytest.approx(rates)

@@ -14,34 +14,25 @@ from tests.ranks import run_ranks
 from tests.recipes.runs import (
     ROUNDING,
     assert_same,
-    double_precision,
     largest_difference,
     make,
     refused,
     train,
+    train_in_double,
 )
 
 pytestmark = pytest.mark.slow("trains small networks, some on up to four ranks")
-
-
-def same_on_all_ranks(root, run_dir, *overrides):
-    with double_precision():
-        trained = train(root, run_dir, *overrides)
-    for name, value in trained.items():
-        first = value.clone()
-        dist.broadcast(first, 0)
-        assert torch.equal(first, value), name
-    return trained
 
 
 def test_four_ranks_on_two_nodes_make_the_updates_of_one(photos, exact, tmp_path):
     """Batch norm included: with one micro-batch size its statistics are of the same images."""
     _, alone = exact
     keys = tmp_path / "ranks", "comm.ranks_per_node=2"
-    trained = run_ranks(4, same_on_all_ranks, photos, *keys)
+    trained = run_ranks(4, train_in_double, photos, *keys)
     ours = {k: value for k, value in alone.items() if "running" not in k and "tracked" not in k}
+    assert largest_difference(ours, trained[0]) < ROUNDING
     for rank in trained:
-        assert largest_difference(ours, rank) < ROUNDING
+        assert_same(rank, trained[0])
 
 
 def test_trust_ratios_are_written_when_asked(photos, tmp_path):
