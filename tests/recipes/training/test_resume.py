@@ -75,6 +75,7 @@ def resume_on_ranks(root, folder):
         trainer.run()
         train(root, folder / name, *options, "stop_after=3")
         assert_same(train(root, folder / name, *options, "resume=true"), weights(trainer))
+    assert trainer.optimizer.process_group is not None
     assert dist.get_world_size(trainer.optimizer.process_group) == 3
 
 
