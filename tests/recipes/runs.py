@@ -126,6 +126,12 @@ def double_precision() -> Iterator[None]:
         yield
 
 
+def train_in_double(root, run_dir, *overrides):
+    """Train in `double_precision`, and give the weights as they are at the end."""
+    with double_precision():
+        return train(root, run_dir, *overrides)
+
+
 def assert_same(ours, theirs):
     assert ours.keys() == theirs.keys()
     assert [k for k in ours if not torch.equal(ours[k], theirs[k])] == []

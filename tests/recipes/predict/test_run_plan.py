@@ -47,15 +47,11 @@ def test_steps_and_intervals_are_the_recipes_and_the_parts_of_the_time_add_up(th
 
 def test_only_the_last_micro_batch_of_a_step_is_reduced():
     """Four times the accumulation adds computation, and no communication."""
-    few, many = (
-        planned([8], f"batch_size={size}", "schedule.warmup=1ep", "schedule.decay=null")
-        for size in (1024 * 4, 1024 * 16)
-    )
-    late = 1 + STRAGGLER_SIGMA * math.sqrt(2 * math.log(8))
-    exposed = [
-        p.points[0].times.step - late * p.points[0].recipe.batch_size / 8 / 1000
-        for p in (few, many)
-    ]
+    late, exposed = 1 + STRAGGLER_SIGMA * math.sqrt(2 * math.log(8)), []
+    for size in (1024 * 4, 1024 * 16):
+        keys = f"batch_size={size}", "schedule.warmup=1ep", "schedule.decay=null"
+        (point,) = planned([8], *keys).points
+        exposed.append(point.times.step - late * size / 8 / 1000)
     assert exposed[0] == pytest.approx(exposed[1])
     assert exposed[0] > 0
 
@@ -95,12 +91,12 @@ def test_one_range_holds_what_each_assumption_changes(three):
 
 def test_scaling_is_as_uncertain_as_published_runs_beyond_the_gpus_that_were_measured():
     low, high = PUBLISHED_OVER_PREDICTED
-    for gpus, measured, expected in ((64, "128:1000", (low, high)), (8, "8x128:8000", (1, 1))):
+    for gpus, measured in ((64, "128:1000"), (8, "8x128:8000")):
         (point,) = planned([gpus], measured=measured).points
         (one,) = (one for one in point.assumptions if one.name == "scaling")
-        for seconds, share in ((one.low, min(expected[1], 1 / point.efficiency)), (one.high, low)):
-            kept = share if expected != (1, 1) else 1.0
-            other = point.times.training * (1 / kept - 1)
+        kept = (min(high, 1 / point.efficiency), low) if gpus == 64 else (1.0, 1.0)
+        for seconds, share in zip((one.low, one.high), kept, strict=True):
+            other = point.times.training * (1 / share - 1)
             assert seconds - point.times.total == pytest.approx(other)
 
 

@@ -1,38 +1,38 @@
-"""The plot of a recipe's schedule, and what it needs to be loaded."""
-
-from itertools import pairwise
+"""The schedule of a recipe as the command prints and draws it."""
 
 import pytest
 from matplotlib.figure import Figure
 
-from largebatch.recipes.predict.schedule import draw, outline
-from largebatch.recipes.schema.load import load
-
-STEPS = ["schedule.name=step", "schedule.end=0", "schedule.milestones=[10ep,15ep]"]
+from tests.recipes.commands.test_app import run
+from tests.recipes.training.test_stages import BATCHES, RUN, rate
 
 
-@pytest.fixture
-def drawn(tmp_path, monkeypatch):
-    """Draw a recipe's schedule and return the main axes of the figure."""
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+def test_the_schedule_command_prints_and_draws_the_stages(tmp_path, monkeypatch):
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: figures.append(a[0]) or save(*a, **k))
     monkeypatch.chdir(tmp_path)  # where no recipe finds its data
-
-    def draw_schedule(name, *overrides):
-        draw(outline(load(name, list(overrides))), tmp_path / "schedule.png")
-        return figures[-1].axes[0]
-
-    return draw_schedule
-
-
-def test_it_shows_every_rate_and_names_the_recipe_and_its_batches(drawn):
-    axes = drawn("resnet50-b65536")
-    assert axes.get_title() == "Learning-rate schedule of resnet50-b65536, global batch 65,536"
+    keys = ["data.source=synthetic", "data.train_images=53", "batch_size=16", "micro_batch_size=4"]
+    result = run("schedule", "digits", *keys, "schedule.warmup=1ep", *RUN, "--out", "mine.png")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == (
+        "digits: 53 images (data.train_images), batch 16, then 32, then 8, "
+        "3.31 steps per epoch at first, 11 steps"
+    )
+    rows = {name.strip(): row for name, *row in (line.rsplit(maxsplit=3) for line in lines[2:-1])}
+    epochs = [sum(BATCHES[:step]) / 53 for step in range(11)]
+    for name, step in (
+        ("end of warm-up, batch 32", 3),
+        ("1/2 of decay, batch 8", 5),
+        ("last update", 10),
+    ):
+        wanted = step, round(epochs[step], 2), pytest.approx(rate(step), rel=1e-5)
+        assert tuple(map(float, rows[name])) == wanted
+    axes = figures[0].axes[0]
+    title = "Learning-rate schedule of digits, global batch 16, then 32, then 8"
+    assert axes.get_title() == title
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "learning rate")
-    stage = "{from: 8ep, batch_size: 512, lr: linear}"
-    axes = drawn("digits", *STEPS, f"stages=[{stage}]")
-    assert axes.get_title().endswith("global batch 256, then 512")
-    (line,) = axes.lines
-    assert max(line.get_ydata()) == 8  # at its peak, exactly
-    falls = [b / a for a, b in pairwise(line.get_ydata()) if b < 0.5 * a]
-    assert falls == pytest.approx([0.1, 0.1])
+    (line,) = axes.lines  # of every step, and of the end
+    assert [*line.get_xdata()[:-1]] == pytest.approx(epochs)
+    assert [*line.get_ydata()[:-1]] == pytest.approx([rate(step) for step in range(11)])
+    assert (tmp_path / "mine.png").stat().st_size > 10_000

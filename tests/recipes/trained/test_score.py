@@ -151,7 +151,6 @@ BAD = [
     (["{plain}", "--ema"], "RUN: {plain} holds no moving average of the weights; "),
     (["{tmp}/stopped", "--ema"], "holds no moving average of the weights; valid"),
     (["{half}/weights.pt", "--ema"], "--ema: {half}/weights.pt is a file; "),
-    (["{plain}", "data.path=nowhere"], "data.path: no folder nowhere; valid: "),
     (["{plain}", "data.path={tmp}/classes"], "has 2 classes, and the model of {plain}/weights.pt "),
     (["{plain}", "data.path={tmp}/names"], "has class 2 'dog', which is 'cat' in the model of "),
     (

@@ -1,4 +1,4 @@
-"""The optimizer on several ranks: its implementation, and the work of Muon."""
+"""The implementation of the optimizer on several ranks."""
 
 from dataclasses import replace
 from unittest import mock
@@ -10,21 +10,12 @@ import torch.distributed as dist
 from largebatch.recipes.errors import AgreedError, RecipeError
 from largebatch.recipes.models.optimizers import settle_on_device
 from tests.ranks import run_ranks
-from tests.recipes.runs import (
-    ROUNDING,
-    assert_same,
-    double_precision,
-    largest_difference,
-    make,
-    weights,
-)
+from tests.recipes.runs import assert_same, make
 from tests.recipes.training.small import SYNTHETIC, small_networks
 
 pytestmark = pytest.mark.slow("trains small networks on two ranks")
 
-SHORT = [*SYNTHETIC, "micro_batch_size=6", "evaluate_every=null", "track=[]"]
-
-
+SHORT = [*SYNTHETIC, "micro_batch_size=6", "evaluate_every=null", "track=[]", "stop_after=3"]
 NO_COMPILER = "RuntimeError: Failed to find C compiler"
 
 
@@ -41,7 +32,7 @@ def settled_on_ranks(folder):
             mock.patch("largebatch.lars.implementations.triton_launch_error", launch_error),
         ):
             try:
-                keys = [*SHORT, "stop_after=3", f"optimizer.args.implementation={asked}"]
+                keys = [*SHORT, f"optimizer.args.implementation={asked}"]
                 trainer = make(None, folder / name, *keys)
             except (RecipeError, torch.AcceleratorError) as error:
                 return error
@@ -78,30 +69,3 @@ def test_all_ranks_take_the_implementation_that_each_of_them_has(tmp_path):
     assert isinstance(ranks[0]["device"], AgreedError)
     assert "rank 1: AcceleratorError: CUDA error" in str(ranks[0]["device"])
     assert isinstance(ranks[1]["device"], torch.AcceleratorError)
-
-
-MUON = [*SHORT, "optimizer.name=muon", "optimizer.lr=0.1", "optimizer.nesterov=true"]
-MUON += ["stop_after=5", "optimizer.args.ns_dtype=float64"]
-
-
-def muon_on_ranks(folder):
-    def made(name, *keys):
-        with small_networks(hidden=8), double_precision():
-            trainer = make(None, folder / name, *MUON, *keys)
-            trainer._start()
-            trainer._train()
-        return trainer
-
-    shared = made("shared")
-    assert dist.get_world_size(shared.optimizer.process_group) == 2
-    made("part", "stop_after=2")
-    assert_same(weights(made("part", "resume=true")), weights(shared))
-    alone = made("alone", "optimizer.args.share=false")
-    assert alone.optimizer.process_group is None
-    return [{k: p.detach() for k, p in t.model.named_parameters()} for t in (shared, alone)]
-
-
-def test_ranks_that_share_muons_work_take_the_steps_of_those_that_do_not(tmp_path):
-    (shared, alone), (other, _) = run_ranks(2, muon_on_ranks, tmp_path)
-    assert_same(shared, other)
-    assert largest_difference(shared, alone) < ROUNDING

@@ -111,10 +111,11 @@ def test_a_run_whose_gradients_always_overflow_stops_and_names_their_layers(
     photos, tmp_path, monkeypatch, waits
 ):
     """At once, or, where the host does not wait for the device, when the meters are read."""
+    keys = ["precision=fp16-master", "loss_scale=1e12", "log_every=1", "max_skipped_steps=4"]
     if not waits:
         monkeypatch.setattr("largebatch.amp.skips.is_free_to_read", lambda tensor: False)
-    keys = ["precision=fp16-master", "loss_scale=1e12", f"log_every={1 if waits else 4}"]
-    trainer, message = diverge(photos, tmp_path, *keys, f"max_skipped_steps={4 if waits else 3}")
+        keys += ["log_every=4", "max_skipped_steps=3"]
+    trainer, message = diverge(photos, tmp_path, *keys)
     assert trainer.step == 3
     assert "training diverged: 4 steps in a row were skipped" in message
     assert "at loss scale 1e+12; affected, from the loss backwards: fc." in message

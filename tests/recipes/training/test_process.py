@@ -103,14 +103,6 @@ def results():
             pass
         wait()
 
-def forked():
-    with noted(note):
-        child = os.fork()
-        if child == 0:
-            print(os.getpid(), flush=True)
-            wait()
-        print("ended by", -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
 # Whatever the tests' own process was started with.
 for number in STOPPING:
     ignored = number.name in os.environ.get("IGNORED", "")
@@ -119,22 +111,16 @@ for number in STOPPING:
 
 
 @contextmanager
-def started(*words, stderr=subprocess.PIPE, **environment):
+def started(*words, **environment):
     """Python in a process of its own, which is killed if it has not ended."""
     source = str(Path(__file__).parents[3] / "src")
     environment = {**os.environ, "PYTHONPATH": source, **environment}
-    process = subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-    )
-    with process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *words], **streams, env=environment) as process:
         try:
             yield process
         finally:
             process.kill()
-
-
-def says(process, line):
-    assert process.stdout.readline() == line + "\n"
 
 
 #: A function of the program, its environment, signals that end nothing, the one that then ends the
@@ -158,25 +144,15 @@ def test_a_signal_ends_the_process_in_a_line_or_is_noted(
     name, environment, further, number, code, line
 ):
     with started("-c", f"{PROGRAM}\n{name}()", **environment) as process:
-        says(process, "ready")
+        assert process.stdout.readline() == "ready\n"
         for one in further:
             process.send_signal(one)
-            if name == "loop":
-                says(process, f"noted {int(one)}")
+            assert name != "loop" or process.stdout.readline() == f"noted {int(one)}\n"
         process.send_signal(number)
         _, error = process.communicate(timeout=300)
     assert process.returncode == code
     assert error.startswith(f"largebatch: error: {line}" if line else "")
     assert len(error.splitlines()) == error.count("\n") == bool(line)
-
-
-def test_a_forked_child_ends_by_the_signal_and_its_parent_does_not_hear_of_it():
-    with started("-c", f"{PROGRAM}\nforked()") as process:
-        child = int(process.stdout.readline())
-        says(process, "ready")
-        os.kill(child, SIGTERM)
-        assert process.communicate(timeout=300) == (f"ended by {int(SIGTERM)}\n", "")
-    assert process.returncode == 0
 
 
 def test_a_signal_while_the_program_imports_torch_ends_it_in_one_line():
@@ -199,14 +175,12 @@ runpy.run_module("largebatch.recipes.train", run_name="__main__", alter_sys=True
 
 
 @pytest.mark.slow("trains in a new process")
-@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT])
-def test_a_run_whose_first_line_alone_is_read_goes_on(photos, tmp_path, monkeypatch, stderr):
+def test_a_run_whose_first_line_alone_is_read_goes_on(photos, tmp_path, monkeypatch):
     words = ["train", "digits", *BASE, f"data.path={photos}", "epochs=1", f"run_dir={tmp_path}/run"]
-    with started("-m", "largebatch.recipes", *words, stderr=stderr) as process:
+    with started("-m", "largebatch.recipes", *words) as process:
         assert process.stdout.readline()
         process.stdout.close()
-        if process.stderr:
-            assert process.stderr.read() == ""
+        assert process.stderr.read() == ""
         assert process.wait(300) == 0
     assert (tmp_path / "run" / "summary.json").exists()
     monkeypatch.setattr(sys, "stdout", None)  # as where it was closed before the start

@@ -10,14 +10,12 @@ WATCHERS = "tests.recipes.training.watchers"
 STEP = ["epochs=20", "schedule.name=step", "schedule.end=0"]
 SMALLER = "{from: 1ep, batch_size: 4, lr: keep}"
 NOISE = "gradient_noise_every: a batch of"
-CUTMIX = "mixing.cutmix=1"
 SGD = "optimizer.name=sgd"
 
 #: Keys, and a part of the message. There are 53 images, in steps of 16: 7 in 2 epochs.
 REFUSED = [
     # --- data
     (["data.path=nowhere"], "data.path: no folder nowhere; it must hold train/<class>/"),
-    (["data.backend=dali-gpu"], "dali-gpu needs a CUDA device"),
     (["data.train_shards=train-*"], "data.train_shards: only for shards; valid with sourc"),
     (["data.holdout=53"], "data.holdout: 53 of 53 training images leaves none to train on; val"),
     (["data.source=synthetic", "data.holdout=20"], "data.holdout: not for synthetic images; val"),
@@ -40,18 +38,12 @@ REFUSED = [
         "schedule.milestones: 5ep (17 steps) does not come after 10ep (33 steps)",
     ),
     (
-        [*STEP, "schedule.milestones=[1ep]"],
-        "schedule.milestones: 1ep (3 steps) does not come after 1ep (3 steps)",
-    ),
-    (
         ["schedule.decay=1ep", "schedule.decay_from=start"],
         "schedule.decay: 1ep (3 steps) from the start of the run is not longer than the warm-up",
     ),
     (["stages=[{from: 1ep, batch_size: 64}]"], "0.lr: needed with batch_size; valid: keep, linear"),
     (["stages=[{from: 1ep, image_size: 64, lr: keep}]"], "0.lr: only with batch_size; valid"),
     (["stages=[{from: 1ep}]"], "0.from: nothing changes there; valid: add image_size, batch_size"),
-    (["stages=[{from: 0ep, image_size: 64}]"], "stages.0.from: must be longer than 0ep"),
-    (["stages=[{from: 1ep, batchsize: 64}]"], "'stages.0.batchsize'; did you mean 'stages.0.batc"),
     (["stages=[{image_size: 64}]"], "stages.0.from: missing; it has no default"),
     (
         ["stages=[{from: 1ep, image_size: 24}, {from: 2ep, batch_size: 94, lr: keep}]"],
@@ -66,14 +58,8 @@ REFUSED = [
         "data.eval_resize: 35 is smaller than the size of evaluated images; valid: at least 36",
     ),
     # --- precision, gradients and the loss
-    (["precision=fp8"], "precision: input should be "),
     (["loss_scale=0"], "loss_scale: must be a positive number or one of auto, dynamic, none"),
-    (["loss_scale=huge"], "loss_scale: must be a positive number"),
-    (["loss_scale=true"], "loss_scale: must be a positive number"),
-    (["max_skipped_steps=0"], "max_skipped_steps: input should be greater than 0"),
     (["precision=O3", SGD], "precision: sgd cannot unscale FP16"),
-    *(([f"optimizer.clip_grad_norm={value}"], "clip_grad_norm: ") for value in (0, -1, "big")),
-    (["compile=fast"], "compile: must be "),
     (
         ["gradient_noise_every=2", "micro_batch_size=16"],
         f"{NOISE} 16 images is one backward pass, with no smaller batch to compare it with; "
@@ -83,29 +69,21 @@ REFUSED = [
     (["gradient_noise_every=9ep"], "gradient_noise_every: 9ep is longer than the run, 7 steps"),
     ([SGD, "trust_ratios_every=3"], "trust_ratios_every: sgd has no trust ratios; valid"),
     (["mixing.group=3"], "mixing.group: 3 images do not pair up; valid: an even number"),
-    *(
-        (
-            [CUTMIX, f"batch_size={batch}", f"micro_batch_size={key}"],
-            f"mixing.group: 32 does not divide a micro-batch of {micro}; valid: an even div",
-        )
-        for batch, key, micro in ((48, 24, 24), (16, "null", 16))
+    (
+        ["mixing.cutmix=1", "batch_size=48", "micro_batch_size=24"],
+        "mixing.group: 32 does not divide a micro-batch of 24; valid: an even div",
     ),
     (["loss.threshold=0.2"], "loss.threshold: only for name binary-cross-entropy; valid with"),
-    (["loss.name=mse"], "loss.name: "),
     # --- what watches the run, and what is the user's own
     (["comm.algorithm=null", "comm.plan=no.json"], "plan no.json: No such file"),
     (["profile.steps=15..10"], "profile.steps: 15..10 runs backwards; valid: "),
     (["profile.steps=0..3"], "profile.steps: '0..3' is not a range of steps from 1 on; valid: 10"),
-    (["profile.ranks=[-1]"], "profile.ranks"),
     (["profile.steps=5..9"], "profile.steps: 5..9 goes beyond the end of the run, step 7; valid: "),
     (["profile={steps: 2, ranks: [0, 1]}"], "profile.ranks: no rank 1 among 1; valid: 0"),
-    (["track=[tensorbord]"], "track.0: input should be 'tensorboard', 'wandb', 'mlflow' or 'm"),
     (["track=[wandb,wandb]"], "track: wandb, wandb repeats a name; valid: each once"),
-    (["callbacks=[mine]"], "callbacks.0.name: 'mine' is not a dotted path; valid: such as"),
     (["callbacks=[{name: a:b, arg: {}}]"], "did you mean 'callbacks.0.args'? Valid: name, args"),
-    (["callbacks=[nowhere:Mine]"], "callbacks: no module 'nowhere' for nowhere:Mine; valid: a"),
     ([f"callbacks=[{WATCHERS}:Recoder]"], "has no 'Recoder'; did you mean 'Recorder'? Valid: a"),
-    ([f"callbacks=[{WATCHERS}:SEEN]"], f"callbacks: {WATCHERS}:SEEN is of type list; valid: a"),
+    (["callbacks=[nowhere:Mine]"], "callbacks: no module 'nowhere' for nowhere:Mine; valid: a"),
     ([f"callbacks=[{WATCHERS}:not_a_callback]"], "makes a object; valid: a subclass of"),
     ([f"callbacks=[{WATCHERS}:Fails]"], "does not take {}: TypeError: Fails.__init__() missing"),
     (["model.name=a b:net"], "model.name: 'a b:net' is not a dotted path; valid: such as mypkg."),

@@ -91,17 +91,6 @@ def test_a_damaged_lock_keeps_nobody_out(tmp_path):
         assert taken.notice == "the lock of a process that left no name is taken over: it has ended"
 
 
-def test_a_process_sees_that_its_lock_is_lost_and_leaves_it(tmp_path):
-    """As after it was suspended."""
-    with locked(tmp_path) as held:
-        (tmp_path / LOCK).unlink()
-        assert held.is_lost
-        path = leave_lock(tmp_path, host="elsewhere")
-        assert held.is_lost
-        assert not is_held_here(tmp_path)
-    assert "host=elsewhere" in path.read_text()
-
-
 def race(folder, start, gave_up, results):
     start.wait()
     try:

@@ -42,9 +42,8 @@ def test_secrets_are_hidden_wherever_a_url_stands(scheme, place, password, query
         assert hidden == around.format(url)
 
 
-@pytest.mark.parametrize("url", ["https://{}@host/x", "s3://AKIA:{}@bucket/x"])
+@pytest.mark.parametrize("url", ["https://s3cr3tZm9v@host/x", f"s3://AKIA:{SECRET}@bucket/x"])
 def test_a_password_in_a_url_is_refused_with_what_is_valid(url):
-    url = url.format(SECRET.replace("/", "") if "//{}" in url else SECRET)
     for kind, make in (
         (RecipeError, lambda: load("digits", ["data.source=webdataset", f"data.path={url}"])),
         (DataError, lambda: RemoteStorage(url)),
@@ -53,11 +52,8 @@ def test_a_password_in_a_url_is_refused_with_what_is_valid(url):
         message = refused(make, kind=kind)
         assert re.search(r"NETRC.*AWS_ACCESS_KEY_ID", message)
         assert "s3cr3t" not in message
-
-
-@pytest.mark.parametrize("key", ["", "data.path=", "data.source="])  # data.path is of a folder
-def test_a_mistake_in_a_recipe_is_shown_without_secrets(key):
-    assert "s3cr3t" not in refused(load, "digits", [f"{key}https://host/x?sig={SECRET}"])
+    for key in ("", "data.path=", "data.source="):  # a mistake; data.path is that of a folder
+        assert "s3cr3t" not in refused(load, "digits", [f"{key}https://host/x?sig={SECRET}"])
 
 
 def test_credentials_in_netrc_reach_a_web_server(tmp_path, monkeypatch):
@@ -86,11 +82,10 @@ def test_no_file_and_no_screen_of_a_run_holds_the_query_of_its_url(
     prepare_folder(shards, photos, Output("webdataset"))
     screens = []
 
-    def call(*arguments, code=0):
+    def call(*arguments):
         done = run(*arguments)
-        assert done.exit_code == code, done.output
+        assert done.exit_code == 0, done.output
         screens.append(done.output)
-        return done.output
 
     with WebServer(shards) as server:
         server.query = QUERY

@@ -26,9 +26,8 @@ from tests.recipes.runs import (
     JOB,
     NO_BATCH_NORM,
     ROUNDING,
-    double_precision,
     largest_difference,
-    train,
+    train_in_double,
 )
 
 
@@ -147,46 +146,19 @@ def test_weights_are_distributed_as_in_timm(alphas):
     assert stats.ks_2samp(*samples).pvalue > 0.01
 
 
-def test_boxes_have_their_weights_and_any_width_and_the_rules_their_shares():
-    options = Mixing(mixup=1.0, cutmix=1.0)
-    top, bottom, left, right, inside, own = draws(options, 3, 0, 50_000, 224, 224).T
-    cut = inside == 0
-    assert np.mean(cut) == pytest.approx(0.5, abs=0.01)
-    area = (bottom - top) * (right - left) / 224**2
-    assert own[cut] == pytest.approx(1 - area[cut], abs=1e-6)
-    clear = (left > 0) & (right < 224)  # of any width, as in timm; torchvision's are even
-    assert np.mean((right - left)[clear] % 2) == pytest.approx(0.5, abs=0.02)
-
-
-def test_draws_stay_the_same():
-    """A run that another version resumes goes on as it began."""
-    found = draws(Mixing(mixup=0.2, cutmix=1.0), 7, 10**10, 3, 32, 24)
-    wanted = [
-        [12, 32, 0, 14, 0.0, 0.6354],
-        [0, 32, 0, 24, 0.9853, 0.9853],
-        [0, 32, 0, 24, 0.1433, 0.1433],
-    ]
-    assert found == pytest.approx(np.array(wanted), abs=1e-4)
-
-
-def in_double(root, folder, *keys):
-    with double_precision():
-        return train(root, folder, *keys)
-
-
 @pytest.mark.slow("trains four times, also on two ranks")
 def test_accumulation_and_ranks_make_the_updates_of_one_batch(photos, tmp_path):
     """Each position of the stream is mixed alike, also where a stage changes the batch."""
     keys = [*NO_BATCH_NORM, "mixing.mixup=0.2", "mixing.cutmix=1", "mixing.group=4", "stop_after=4"]
     keys += ["stages=[{from: 2, batch_size: 32, lr: keep}]", "evaluate_every=null"]
     keys += ["optimizer.lr=0.1", "schedule.warmup=0", "label_smoothing=0.1"]
-    at_once = in_double(photos, tmp_path / "1", *keys, "micro_batch_size=16")
-    parts = in_double(photos, tmp_path / "4", *keys, "micro_batch_size=4")
+    at_once = train_in_double(photos, tmp_path / "1", *keys, "micro_batch_size=16")
+    parts = train_in_double(photos, tmp_path / "4", *keys, "micro_batch_size=4")
     assert largest_difference(parts, at_once) < ROUNDING
-    two = run_ranks(2, in_double, photos, tmp_path / "2", *keys, "micro_batch_size=4")
+    two = run_ranks(2, train_in_double, photos, tmp_path / "2", *keys, "micro_batch_size=4")
     assert largest_difference(two[0], at_once) < ROUNDING
     keys += ["mixing.mixup=0", "mixing.cutmix=0", "micro_batch_size=16"]
-    plain = in_double(photos, tmp_path / "plain", *keys)
+    plain = train_in_double(photos, tmp_path / "plain", *keys)
     assert largest_difference(plain, at_once) > 1e-3
 
 

@@ -7,10 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from largebatch import pipeline
-from largebatch.lars import Span, polynomial
+from largebatch.lars import Span
 from largebatch.pipeline import Loader, Synthetic, Transform
 from largebatch.recipes.schema.load import load
-from largebatch.recipes.schema.recipe import Recipe
 from largebatch.recipes.schema.sections import Stage
 from largebatch.recipes.training.timeline import learning_rates, timeline_of
 
@@ -42,18 +41,12 @@ def runs(draw):
     return images, recipe(batches[0], epochs, stages)
 
 
-def loader(images, run: Recipe, **options):
-    transform = Transform(image_size=run.data.image_size, eval_resize=64)
-    return Loader(Synthetic(images, 2), transform, batch_size=run.batch_size, **options)
-
-
 @given(runs())
 def test_the_loader_follows_the_timeline(drawn):
     images, run = drawn
     found = timeline_of(run, images)
-    source = loader(images, run, timeline=found)
-    assert source.timeline is found
-    assert source.total_steps == found.total_steps
+    given = Synthetic(images, 2), Transform(image_size=run.data.image_size, eval_resize=64)
+    source = Loader(*given, batch_size=run.batch_size, timeline=found)
     for step in range(found.total_steps):
         assert (found.position(step), found.epoch(step)) == (source._position, source.epoch)
         assert found.batch_size(step) == source.phase.batch_size
@@ -63,7 +56,7 @@ def test_the_loader_follows_the_timeline(drawn):
     assert list(found.changes) == [s for s in range(1, len(sizes)) if sizes[s] != sizes[s - 1]]
     # Outside a run, ``epochs`` and ``stages`` give the phases that the timeline has.
     stages = [pipeline.Stage(s.from_.value, batch_size=s.batch_size) for s in run.stages]
-    bare = loader(images, run, epochs=run.epochs, stages=stages).timeline
+    bare = Loader(*given, batch_size=run.batch_size, epochs=run.epochs, stages=stages).timeline
     for name in ("phases", "end", "total_steps", "steps_per_epoch"):
         assert getattr(bare, name) == getattr(found, name)
 
@@ -81,19 +74,6 @@ def test_a_length_is_the_number_of_steps_nearest_in_images(drawn, value, unit, a
         if other >= after:
             assert error <= abs(found.position(other) - wanted) + 1e-6
     assert found.steps(Span(length, ""), after) == length
-
-
-@given(st.integers(1, 2_000_000), st.integers(1, 70_000), st.floats(0, 100), st.integers(0, 10**6))
-def test_without_stages_lengths_are_plain_arithmetic_to_the_last_bit(images, batch, value, step):
-    epochs = 90.0
-    assume(epochs * images >= batch)
-    found = timeline_of(recipe(batch, epochs), images)
-    per_epoch = images / batch
-    assert found.total_steps == round(epochs * images / batch)
-    for span in (Span(value, "ep"), Span(value / 100, "dur"), Span(round(value), "")):
-        assert found.steps(span) == span.steps(per_epoch, found.total_steps)
-        assert found.steps(span, step) == found.steps(span)
-    assert (found.progress(step), found.factor(step)) == (step, 1)
 
 
 @given(runs(), st.integers(1, 300), st.sampled_from(["ep", "dur", ""]), st.data())
@@ -154,48 +134,17 @@ def test_a_stage_may_begin_at_steps_epochs_or_a_fraction_of_the_run():
     assert (found.changes, found.total_steps, found.factor(10**6)) == ((), 7, 1)
 
 
-def test_a_stage_keeps_the_micro_batch():
-    run = load("digits", ["micro_batch_size=8", "batch_size=16"]).recipe
-    stages = (stage("1ep", 64), stage("2ep", 32))
-    found = timeline_of(run.model_copy(update={"stages": stages}), 100)
-    assert [phase.micro_batch_size for phase in found.phases] == [8, 8, 8]
-    # and without one, it is what a rank has of the batch
-    found = timeline_of(recipe(16, 5, stages[:1]), 100)
-    assert [phase.micro_batch_size for phase in found.phases] == [16, 64]
+def test_a_stage_keeps_the_micro_batch_or_takes_what_a_rank_has_of_its_batch():
+    keys, stages = ["batch_size=16", "epochs=5"], (stage("1ep", 64), stage("2ep", 32))
+    for micro, wanted in ((8, [8, 8, 8]), ("null", [16, 64, 32])):
+        run = load("digits", [*keys, f"micro_batch_size={micro}"]).recipe
+        found = timeline_of(run.model_copy(update={"stages": stages}), 100)
+        assert [phase.micro_batch_size for phase in found.phases] == wanted
 
 
 # --- the learning rates -----------------------------------------------------------------------
 
 TOTAL = 90 * 100  # 100 steps per epoch
-
-
-def of(*overrides, recipe="digits"):
-    keys = ["epochs=90", "optimizer.lr=3.2", "schedule.warmup=5ep", *overrides]
-    recipe = load(recipe, keys).recipe
-    return learning_rates(recipe, timeline_of(recipe, 100 * recipe.batch_size))
-
-
-@pytest.mark.parametrize(
-    ("name", "images", "peak", "warmup", "decay"),
-    [("digits", 1437, 4.0, 22, 90), ("resnet50-b65536", 1281167, 24.699, 606, 1134)],
-)
-def test_the_recipes_of_the_package_have_the_polynomial_to_the_last_bit(
-    name, images, peak, warmup, decay
-):
-    recipe = load(name).recipe
-    found = learning_rates(recipe, timeline_of(recipe, images))
-    total = round(recipe.epochs * images / recipe.batch_size)
-    assert (found.warmup_steps, found.decay_steps) == (warmup, decay)
-    theirs = polynomial(peak, total, warmup_steps=warmup, decay_steps=decay, end=1e-4)
-    steps = range(total + 5)
-    assert [found.schedule(s) for s in steps] == [theirs(s) for s in steps]
-
-
-@pytest.mark.parametrize(("keys", "steps"), [([], 6000), (["schedule.decay_from=start"], 5500)])
-def test_a_decay_is_counted_from_the_end_of_warmup_or_the_start(keys, steps):
-    found = of("schedule.decay=60ep", *keys)
-    assert found.decay_steps == steps
-    assert found.schedule(499 + steps) > found.schedule(500 + steps) == 1e-4
 
 
 @pytest.mark.parametrize(
@@ -209,16 +158,19 @@ def test_a_decay_is_counted_from_the_end_of_warmup_or_the_start(keys, steps):
         ),
         (["warmup_shape=quadratic"], {250: 0.8}),
         (["warmup_shape=exponential", "start=0.2"], {250: 0.8}),
+        (["name=constant", "end=0"], {250: 1.6, 500: 3.2, TOTAL: 3.2}),
+        # A decay counts from the end of warm-up, or from the start of the run.
+        (["decay=60ep", "power=1"], {6400: 3.2 / 60 + 1e-4 * 59 / 60, 6500: 1e-4}),
+        (["decay=60ep", "power=1", "decay_from=start"], {5999: 3.1999 / 5500 + 1e-4, 6000: 1e-4}),
         # A warm-up may take the whole run.
         (["name=polynomial", "warmup=1dur"], {TOTAL // 2: 1.6, TOTAL - 1: 3.2 - 3.2 / TOTAL}),
         (["name=cosine", "warmup=1dur"], {TOTAL // 2: 1.6, TOTAL - 1: 3.2 - 3.2 / TOTAL}),
     ],
 )
 def test_schedules_and_shapes_of_warmup_give_their_learning_rates(keys, rates):
-    schedule = of(*(f"schedule.{key}" for key in keys)).schedule
+    keys = ["epochs=90", "optimizer.lr=3.2", *(f"schedule.{key}" for key in ("warmup=5ep", *keys))]
+    recipe = load("digits", keys).recipe
+    timeline = timeline_of(recipe, 100 * recipe.batch_size)
+    assert [timeline.progress(step) for step in rates] == [*rates]  # without stages, the steps
+    schedule = learning_rates(recipe, timeline).schedule
     assert {step: schedule(step) for step in rates} == pytest.approx(rates)
-
-
-def test_a_constant_learning_rate_is_exact():
-    schedule = of("schedule.name=constant", "schedule.end=0").schedule
-    assert [schedule(step) for step in (250, 500, TOTAL)] == [1.6, 3.2, 3.2]

@@ -22,10 +22,10 @@ from largebatch.recipes.training.callbacks import Callback
 from largebatch.recipes.training.folder.outcome import Metrics
 from largebatch.recipes.training.process import age_seconds
 from largebatch.recipes.training.screen import closing
-from largebatch.recipes.training.screen.closing import next_commands, resume_commands
+from largebatch.recipes.training.screen.closing import next_commands
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.tune.learning_rate.search import Search
-from tests.recipes.runs import BASE, JOB, make
+from tests.recipes.runs import BASE, JOB
 from tests.recipes.training.screen.runs import SYNTHETIC, prepared
 
 #: The folder of a run, which has a space.
@@ -103,14 +103,6 @@ def test_closings(golden):
     golden("closing", shown)
 
 
-@pytest.mark.parametrize("name", ["a #b", "null", "2024", "runs/2: a", "[x]"])
-def test_commands_name_the_folder_of_the_run_whatever_it_is_called(name):
-    run, *_ = prepared("digits", *SYNTHETIC, *BASE, "run_dir=run")
-    words = shlex.split(*resume_commands(replace(run, run_dir=Path(name))))
-    assert words[:3] == ["largebatch", "train", f"{name}/recipe.yaml"]
-    assert load("digits", words[3:-1]).recipe.run_dir == name
-
-
 # --- commands run as they are shown ---------------------------------------------------------
 
 
@@ -151,7 +143,6 @@ ENDS = {
         ["SIGTERM: the run stops with a checkpoint; ", "stopped by a signal at step 5; "],
         "train report", 5,
     ),
-    "stopped": ([], GOOD, 5, [f"stopped at step 5: {GOOD}"], "report", 0),
     "stopped after a checkpoint": (
         ["checkpoint.every=3"], GOOD, 5, [f"stopped at step 5: {GOOD}"], "train report", 3,
     ),
@@ -188,17 +179,6 @@ def test_commands_run_as_they_are_shown(photos, here, capsys, monkeypatch, end):
         summary = content("summary.json")
         found = summary["from_step"], summary["step"], summary["recipe"]
         assert found == (from_step, 7, "digits")
-
-
-def test_errors_of_other_kinds_say_nothing_of_it(photos, capsys, monkeypatch):
-    trainer, stopped = make(photos, RUN), []
-    monkeypatch.setattr(trainer, "_update", lambda *arguments: 1 / 0)
-    monkeypatch.setattr(trainer.display, "stop", lambda: stopped.append(True))
-    with pytest.raises(ZeroDivisionError):
-        trainer.run()
-    assert stopped  # the bar is gone before the error is shown
-    assert "next:" not in capsys.readouterr().out
-    assert content("ending.json").keys() == {"status", "reason", "time"}
 
 
 @pytest.mark.slow("trains in a new process")

@@ -1,7 +1,5 @@
-"""Readings: memory, with a stand-in for the GPU, and ranks that are slow."""
+"""Readings: memory, and ranks that are slow."""
 
-import mmap
-import random
 import statistics
 import time
 
@@ -20,28 +18,9 @@ from largebatch.recipes.training.watch.meters import (
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
-
-def test_memory_on_a_cpu_is_the_largest_resident_size_of_the_process():
-    before, size = peak_memory_bytes(CPU), 1 << 28
-    with mmap.mmap(-1, size) as pages:
-        for place in range(0, size, mmap.PAGESIZE):
-            pages[place] = 1
-        there = peak_memory_bytes(CPU)
-    assert there >= before
-    assert size < there < 2**40
-    assert peak_memory_bytes(CPU) == pytest.approx(there, rel=0.1)  # it does not shrink again
-
-
-def test_memory_on_a_gpu_is_the_peak_since_the_last_reading(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torch.cuda, "max_memory_allocated", lambda gpu: asked.append(gpu) or 3 << 30
-    )
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
-    assert peak_memory_bytes(GPU) == 3 << 30
-    assert asked == [GPU, GPU]
+def test_memory_on_a_cpu_is_the_largest_resident_size_of_the_process_in_bytes():
+    assert 10**8 < peak_memory_bytes(torch.device("cpu")) < 10**12
 
 
 # --- ranks that hold the others up -----------------------------------------------------------
@@ -54,34 +33,21 @@ def reading(own, wait=0.5, inputs=None):
     return [RankTimes(total, i, total - o) for o, i in zip(own, inputs, strict=True)]
 
 
-@pytest.mark.parametrize(("input_seconds", "by_input"), [(2.0, True), (0.9, False)])
-def test_a_slow_rank_is_named_with_what_it_costs(input_seconds, by_input):
-    slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, input_seconds, 0]))
-    assert slow == ((2,), pytest.approx(3), pytest.approx(1.1), pytest.approx(1.9 / 3.5), by_input)
-
-
-@pytest.mark.parametrize(
-    ("own", "ranks"),
-    [
+def test_few_ranks_can_hold_the_others_up_and_are_named_with_what_they_cost():
+    for own, ranks in (
         ([2, 1], (0,)),
         ([1, 1, 2, 1, 1, 1, 1, 2], (2, 7)),
         ([2, 1, 2], None),  # two that share a core: the third one is fast
         ([1, 1, 1, 1, 1, 2, 2, 2], None),
         ([1, 1, 1, 1.1], None),
         ([1], None),
-    ],
-)
-def test_only_few_ranks_can_hold_the_others_up(own, ranks):
-    slow = slow_ranks(reading(own))
-    assert (slow and slow.ranks) == ranks
-
-
-def test_an_even_load_with_noise_names_nobody():
-    draw = random.Random(0)
-    for ranks in (2, 3, 8, 64, 512):
-        for _ in range(200):
-            own = [1 + 0.03 * draw.gauss(0, 1) for _ in range(ranks)]
-            assert slow_ranks(reading(own, draw.uniform(0, 3))) is None
+    ):
+        slow = slow_ranks(reading(own))
+        assert (slow and slow.ranks) == ranks, own
+    cost = tuple(map(pytest.approx, (3, 1.1, 1.9 / 3.5)))
+    for seconds, by_input in ((2.0, True), (0.9, False)):
+        slow = slow_ranks(reading([1, 1.1, 3, 0.9], inputs=[0, 0, seconds, 0]))
+        assert slow == ((2,), *cost, by_input)
 
 
 class Scripted:
@@ -140,19 +106,12 @@ def run_with(photos, run_dir):
 
 
 @pytest.mark.slow("trains on three ranks, of which one sleeps in each step")
-def test_a_rank_that_holds_the_others_up_is_named_once(photos, tmp_path):
+def test_a_rank_that_holds_the_others_up_is_named(photos, tmp_path):
     lines, *_ = run_ranks(3, run_with, photos, tmp_path / "run")
-    (line,) = [line for line in lines if "other ranks wait" in line]
-    readings = [x for x in lines if x.startswith("train ") or x == line]
-    marked = [x.endswith("  slow: rank 1") for x in readings]
-    assert marked.index(True) == readings.index(line) + 1  # and on, until it is over
-    assert line.startswith("the other ranks wait for rank 1 (")
+    line = next(line for line in lines if line.startswith("the other ranks wait for rank 1 ("))
     assert line.endswith("the difference in waiting for data")
+    assert lines[lines.index(line) + 1].endswith("  slow: rank 1")
     train = [line for line in read_metrics(tmp_path / "run") if line["split"] == "train"]
     assert {line["memory_bytes"] for line in train} == {1002.0}  # of the rank with most
-    lines = train[1:-2]  # at the end, batches that were read ahead are left
     # The machine may hold another rank up for a reading.
-    assert statistics.mode(line["slowest_rank"] for line in lines) == 1
-    for line in lines:
-        assert line["slowest_rank_seconds"] > 0.1
-        assert line["all_reduce_wait_seconds"] > line["least_all_reduce_wait_seconds"]
+    assert statistics.mode(line["slowest_rank"] for line in train) == 1

@@ -3,20 +3,13 @@
 import gzip
 import json
 import re
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
-import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.autograd.profiler_util import EventList
-from torch.profiler import ProfilerActivity, profile
 
 from largebatch.comm import Plan, Rule
-from largebatch.recipes.ranks import Job
-from largebatch.recipes.schema.load import load
 from largebatch.recipes.training.watch import clocks
-from largebatch.recipes.training.watch import profile as module
 from tests.ranks import run_ranks
 from tests.recipes.runs import make
 from tests.recipes.training.small import small, small_trainer
@@ -65,78 +58,37 @@ def test_the_steps_asked_for_are_recorded_and_no_other(small, tmp_path, capsys):
     assert not autograd_profiler._is_profiler_enabled
 
 
-def record_on_ranks(root, run_dir, plan, *keys):
-    keys = ["profile.steps=2..3", "evaluate_every=null", f"comm.plan={plan}", *keys]
-    make(root, run_dir, *keys, "comm.algorithm=null").run()
+def record_on_ranks(root, run_dir):
+    keys = ["profile={steps: 2..3, ranks: [1]}", "evaluate_every=null"]
+    make(root, run_dir, *keys, f"comm.plan={run_dir}/plan.json", "comm.algorithm=null").run()
 
 
 @pytest.mark.slow("trains on 2 ranks")
 def test_the_ranks_asked_for_record_phases_and_all_reduces(photos, tmp_path):
     rules = Rule("leader", max_bytes=200_000), Rule("hierarchical")
     Plan(rules, fusion_threshold_bytes=150_000).save(tmp_path / "plan.json")
-    keys, ranks = (tmp_path / "plan.json", "profile.ranks=[1]"), [1]
-    run_ranks(2, record_on_ranks, photos, tmp_path / "run", *keys)
-    kinds = ("json.gz", "txt")
-    assert files(tmp_path / "run") == [f"rank-{n}.{kind}" for n in ranks for kind in kinds]
-    for rank in ranks:
-        assert trace_of(tmp_path / "run", rank)["distributedInfo"]["rank"] == rank
-        found = {e["name"] for e in ranges(tmp_path / "run", rank)}
-        assert {clocks.FORWARD, clocks.BACKWARD, clocks.OPTIMIZER} <= found
-        buckets = [re.match(r"all-reduce bucket \d+, [\d.]+ KiB, (\w+)", name) for name in found]
-        assert {bucket[1] for bucket in buckets if bucket} == {"leader", "hierarchical"}
+    run_ranks(2, record_on_ranks, photos, tmp_path)
+    assert files(tmp_path) == ["rank-1.json.gz", "rank-1.txt"]
+    assert trace_of(tmp_path, 1)["distributedInfo"]["rank"] == 1
+    found = {e["name"] for e in ranges(tmp_path, 1)}
+    assert {clocks.FORWARD, clocks.BACKWARD, clocks.OPTIMIZER} <= found
+    buckets = [re.match(r"all-reduce bucket \d+, [\d.]+ KiB, (\w+)", name) for name in found]
+    assert {bucket[1] for bucket in buckets if bucket} == {"leader", "hierarchical"}
 
 
-def test_a_resumed_run_records_what_is_left_of_the_steps(small, tmp_path):
-    keys = ["checkpoint.every=4", "epochs=3"]
+@pytest.mark.slow("trains a small network four times")
+def test_a_run_records_what_is_left_of_the_steps_until_its_end(small, tmp_path):
+    """Also where it ends before the last of them, as its target is reached."""
+    keys = ["epochs=3", "checkpoint.every=4", "evaluate_every=11"]
     small_trainer(tmp_path, *keys, "stop_after=4").run()
     assert files(tmp_path) == []  # without the key
-    resumed = [*keys, "resume=true", "profile.steps=3..6"]
-    small_trainer(tmp_path, *resumed, "stop_after=8").run()
-    assert steps_of(tmp_path) == [5, 6]
-    before = (tmp_path / "profile" / "rank-0.json.gz").read_bytes()
-    small_trainer(tmp_path, *resumed).run()
-    assert (tmp_path / "profile" / "rank-0.json.gz").read_bytes() == before
-
-
-def test_a_run_that_ends_before_the_last_step_writes_what_it_has(small, tmp_path, capsys):
-    keys = ["target_accuracy=1e-9", "evaluate_every=3"]
-    small_trainer(tmp_path / "half", *keys, "profile.steps=2..6").run()
-    assert steps_of(tmp_path / "half") == [2, 3]
-    assert "half/profile has the trace" in capsys.readouterr().out
-    small_trainer(tmp_path / "none", *keys, "profile.steps=4..6").run()
-    assert files(tmp_path / "none") == []
-    with profile() as other:  # which can begin
-        torch.ones(2) + 1
-    assert any(event.key == "aten::add" for event in other.key_averages())
-
-
-def test_a_gpu_is_waited_for_before_the_steps_and_orders_the_table(tmp_path, monkeypatch):
-    waits, kinds, orders = [], [], []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(step + 1))
-    table = EventList.table
-
-    def ordered(events, **options):
-        orders.append(options["sort_by"])
-        return table(events, **options)
-
-    def on_cpu(activities, **options):
-        kinds.extend(activities)
-        return profile(activities=[ProfilerActivity.CPU], **options)
-
-    monkeypatch.setattr(EventList, "table", ordered)
-    monkeypatch.setattr(module, "profile", on_cpu)
-    profiler, job = module.StepProfiler(), Job(0, 1, 1, torch.device("cuda"))
-    recipe = load("digits", ["profile.steps=' 2 .. 4 '"]).recipe
-    assert recipe.profile.steps == "2..4"
-    run = {"recipe": recipe, "job": job, "run_dir": tmp_path, "step": 0, "untimed": nullcontext}
-    profiler.on_start(SimpleNamespace(**run, say=print, warn=print))
-    for step in range(5):
-        profiler.on_step_begin(step)
-        profiler.on_step_end(step + 1)
-    assert waits == [2]  # torch.profiler waits when it stops
-    assert kinds == [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    assert orders == ["self_device_time_total"]
-    assert steps_of(tmp_path) == [2, 3, 4]
+    for steps, key, recorded in (
+        ("3..6", "stop_after=8", [5, 6]),
+        ("3..6", "stop_after=9", [5, 6]),  # before; none are left
+        ("8..12", "target_accuracy=1e-9", [10, 11]),
+    ):
+        small_trainer(tmp_path, *keys, "resume=true", f"profile.steps={steps}", key).run()
+        assert steps_of(tmp_path) == recorded
 
 
 @pytest.mark.parametrize(
