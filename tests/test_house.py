@@ -37,7 +37,7 @@ LINES = {  # of Python in all files below these folders
     "lars": (5_300, 5_300),
     "amp": (2_000, 2_000),
     "comm": (5_000, 5_000),
-    "tests": (32_164, 30_000),
+    "tests": (31_741, 30_000),
     "benchmarks": (9_927, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe
