@@ -1,6 +1,5 @@
 """Initial weights from a file: of the same model, and of a shallower one."""
 
-import random
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.schema.sections import Model
 from largebatch.recipes.training.folder.weights import read_weights
@@ -20,7 +18,7 @@ from tests.recipes.training.test_init_from_images import AIRBENCH
 
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
-NARROW, FULL = {"channels": [8, 16, 16, 16]}, {"channels": [64, 128, 256, 512]}
+NARROW = {"channels": [8, 16, 16, 16]}
 
 
 def built(name="resnet18", classes=10, *, zero=True, seed=1, **args):
@@ -153,18 +151,10 @@ SILU = {"act_layer": "silu"}  # silu(silu(x)) is not silu(x)
     ("ours", "theirs", "left_out", "message"),
     [
         ({"layers": [1, 2, 2, 2]}, {}, "-", "has layer1.1.conv1.weight, which is not part of X"),
-        (
-            {"name": "resnet26"},
-            {},
-            "-",
-            "has layer1.0.conv1.weight of shape 8x64x3x3, where X has ",
-        ),
+        ({"name": "resnet26"}, {}, "-", "has layer1.0.conv1.weight of shape 8x64x3x3, where X "),
         ({"name": "seresnet34"}, {}, "-", "has no layer1.0.se.fc1.weight, which X needs"),
         ({"name": "resnet34"}, {}, "layer4.", "has no layer4.0.conv1.weight, which X needs"),
-        (
-            *({"name": "resnet34", **SILU}, SILU, "-"),
-            "the new block layer1.2 would not start as the identity",
-        ),
+        ({"name": "resnet34", **SILU}, SILU, "-", "block layer1.2 would not start as the identit"),
     ],
 )
 def test_weights_of_another_model_are_refused_by_their_first_tensor(
@@ -183,9 +173,16 @@ class Other:
     """A class that only pickle can store."""
 
 
-def cut_file(path):
+def cut(path):
     torch.save(built().state_dict(), path)
     path.write_bytes(path.read_bytes()[:20_000])
+
+
+def flipped(path):
+    torch.save(built().state_dict(), path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def cut_safetensors(path):
@@ -200,14 +197,12 @@ def cut_safetensors(path):
     [
         (None, "no file or folder "),
         (b"", "cannot be read as weights: EOFError"),
-        (b"PK\x03\x04 no zip", "is damaged: its records cannot be read"),
         ([1, 2], "cannot be read as weights: AttributeError"),
         ({"epoch": 3, "net": {}}, "its 'epoch' is a int, not a dense tensor"),
         ({"a": Other()}, "cannot be read as weights: RuntimeError: weights_only=True blocked"),
-        ({}, "has no conv1.weight, which X needs"),
-        ({"a": torch.empty(3, device="meta")}, "its 'a' is a Tensor, not a dense tensor"),
         (Path.mkdir, "holds no weights"),
-        (cut_file, "is damaged: its records cannot be read"),
+        (cut, "is damaged: its records cannot be read"),
+        (flipped, "is damaged: the CRC-32 of its record "),
         (cut_safetensors, "cannot be read as weights: "),
     ],
 )
@@ -257,27 +252,6 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
     assert_same(started, read_weights(first))
     assert f"{newest} is damaged: the SHA-256 of model.pt is not that" in output
     assert "reading step-00000001 instead" in output
-
-
-def test_a_flipped_bit_of_a_weight_file_is_refused_or_harmless(tmp_path):
-    """Beside values and names, a file has padding, whose bits change nothing."""
-    whole = {"weight": torch.randn(40, 30), "bias": torch.randn(30)}
-    path, generator = tmp_path / "weights.pt", random.Random(0)
-    torch.save(whole, path)
-    content, refused = path.read_bytes(), []
-    for _ in range(200):
-        damaged = bytearray(content)
-        place = generator.randrange(8 * len(content))
-        damaged[place // 8] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        try:
-            found = read_weights(path)
-        except RecipeError as error:
-            refused.append(str(error))
-        else:
-            assert_same(found, whole)
-    assert all(text.startswith(f"init.from: {path} ") and "\n" not in text for text in refused)
-    assert len(refused) > 150
 
 
 def test_a_run_trains_from_the_given_weights_and_a_resumed_run_does_not_read_them(
