@@ -1,5 +1,6 @@
 """Loss, top-1 and top-5 are those of their definitions, in training and in evaluation."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -34,9 +35,11 @@ def right(batches, most):
     return 100 * (above < most).double().mean().item()
 
 
-#: Steps between two readings: the sizes of their micro-batches, and whether accuracy is measured.
+#: Steps between two readings: the sizes of their micro-batches, whether accuracy is measured, and
+#: the norm of the gradient, if any. One that is not finite is of a skipped step.
+NORMS = st.sampled_from([None, 1.0, 2.5, math.inf, math.nan])
 STEPS = st.lists(
-    st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.booleans()),
+    st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.booleans(), NORMS),
     min_size=1,
     max_size=6,
 )
@@ -44,27 +47,29 @@ STEPS = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=3), st.integers(0, 99), st.sampled_from([3, 5, 20]))
-def test_a_meter_has_the_loss_since_its_reading_and_the_accuracy_of_the_last_step(
+def test_a_meter_has_means_since_its_reading_and_the_accuracy_of_the_last_step(
     intervals, seed, classes
 ):
     meter, generator = Meter(JOB.device), torch.Generator().manual_seed(seed)
     for steps in intervals:
         seen = []
-        for sizes, measures in steps:
+        for sizes, measures, norm in steps:
             meter.begin_step(measures_accuracy=measures)
             last = [batch(size, generator, classes) for size in sizes]
             for each in last:
                 meter.add(*each)
             seen += last
-        values, count = meter.read(JOB)
-        assert count == sum(len(b[2]) for b in seen)
-        total = sum(b[0].double() * len(b[2]) for b in seen).item()
-        assert values["loss"] == pytest.approx(total / count, rel=1e-12)
+            if norm is not None:
+                meter.add_gradient_norm(torch.tensor(norm))
+        count = sum(len(b[2]) for b in seen)
+        expected = {"loss": sum(b[0].double() * len(b[2]) for b in seen).item() / count}
         if measures:
-            assert values["top1"] == pytest.approx(right(last, 1))
-            assert values["top5"] == pytest.approx(right(last, 5))
-        else:
-            assert values.keys() == {"loss"}
+            expected |= {"top1": right(last, 1), "top5": right(last, 5)}
+        if norms := [norm for *_, norm in steps if norm is not None]:
+            finite = [norm for norm in norms if math.isfinite(norm)]
+            expected["gradient_norm"] = sum(finite) / len(finite) if finite else math.nan
+        found = meter.read(JOB)
+        assert found == (pytest.approx(expected, rel=1e-12, nan_ok=True), count)
 
 
 def test_a_batch_of_training_costs_one_operator_and_no_wait():

@@ -1,14 +1,11 @@
 """What is done with the gradients of a run: they are clipped, and their noise is measured."""
 
-import math
-
 import pytest
 import torch
 
-from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
-from tests.recipes.runs import JOB, assert_same, double_precision, weights
+from tests.recipes.runs import assert_same, double_precision, weights
 from tests.recipes.training.small import Small, small_networks, small_trainer
 
 # --- clipping: optimizer.clip_grad_norm --------------------------------------------------------
@@ -55,22 +52,6 @@ def test_the_mean_norm_between_readings_is_logged(small, tmp_path):
     first, second, third, fourth = found[1]
     assert len({*found[1]}) == 4
     assert found[2] == pytest.approx([(first + second) / 2, (third + fourth) / 2])
-
-
-def test_norms_of_skipped_steps_are_left_out():
-    meter = Meter(JOB.device)
-    x, y = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
-    for norms, expected in (
-        ((1.0, math.inf, 2.0, math.nan), 1.5),
-        ((math.inf,), math.nan),
-        ((), 0),
-    ):
-        meter.add(torch.tensor(1.0), x, y)
-        for norm in norms:
-            meter.add_gradient_norm(torch.tensor(norm))
-        values, count = meter.read(JOB)
-        assert count == 4
-        assert values.get("gradient_norm", 0) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.slow("starts two ranks")
