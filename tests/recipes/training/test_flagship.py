@@ -57,11 +57,15 @@ def test_the_nodes_choose_the_all_reduce(tmp_path):
         (((0,),), "ring"),
     ],
 )
-def test_auto_depends_on_the_nodes(nodes, algorithm):
-    recipe = load(NAME).recipe
-    assert recipe.comm.algorithm == "auto"
-    assert build.build_plan(recipe, Topology(nodes)) == Plan.single(algorithm)
-    assert build.build_plan(load("resnet50-b65536").recipe, Topology(nodes)) == Plan.single("ring")
+def test_auto_depends_on_the_nodes_and_a_given_plan_does_not(tmp_path, nodes, algorithm):
+    def plan_of(name, *keys):
+        return build.build_plan(load(name, keys).recipe, Topology(nodes))
+
+    assert plan_of(NAME) == Plan.single(algorithm)
+    assert plan_of("resnet50-b65536") == Plan.single("ring")
+    given = Plan((Rule("leader", 2**20), Rule("hierarchical", chunk_bytes=2**20)))
+    given.save(tmp_path / "plan.json")
+    assert plan_of(NAME, f"comm.plan={tmp_path}/plan.json") == given
 
 
 def test_precision_decay_and_gamma_are_the_papers(tmp_path):
@@ -77,10 +81,3 @@ def test_precision_decay_and_gamma_are_the_papers(tmp_path):
             exempt = p in of_norms or name.endswith("bias")
             decay = (0.0, False) if exempt else (1e-4, True)
             assert (group["weight_decay"], group["adapt"]) == decay, name
-
-
-def test_a_given_plan_comes_before_the_nodes(tmp_path):
-    plan = Plan((Rule("leader", 2**20), Rule("hierarchical", chunk_bytes=2**20)))
-    plan.save(tmp_path / "plan.json")
-    recipe = load(NAME, [f"comm.plan={tmp_path}/plan.json"]).recipe
-    assert build.build_plan(recipe, Topology.of(4, 4)) == plan

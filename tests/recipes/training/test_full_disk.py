@@ -3,19 +3,14 @@
 import errno
 import os
 import resource
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from largebatch.recipes.errors import StorageError
 from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.folder.checkpoint import newest_intact
-from largebatch.recipes.training.folder.metrics import AppendedFile
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.training.watch.trackers import TensorBoard
 from largebatch.recipes.tune.trial import measure
@@ -84,7 +79,9 @@ def test_a_run_goes_on_and_writes_what_found_no_room_later(
         if os.readlink(f"/proc/self/fd/{file}").endswith("metrics.jsonl"):
             tries.append(offset)
             if 3 <= len(tries) <= 8:
-                no_space()
+                if len(tries) % 2 == 0:
+                    no_space()
+                content = content[: len(content) // 2]  # a part of a line fits
         return pwrite(file, content, offset)
 
     def logs(tracker, metrics):
@@ -191,47 +188,3 @@ def test_the_best_checkpoint_stays_when_a_better_one_finds_no_room(photos, tmp_p
         trainer.run()
         monkeypatch.setattr(full, "close", lambda: None, raising=False)
     assert checkpoints(tmp_path) == [7]  # 70 %; at 80 % there was no room
-
-
-# --- pieces that are appended to a file ---------------------------------------------------------
-
-PIECES = st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.integers(0, 12)), max_size=20)
-
-
-def with_room_for(room, pwrite=os.pwrite):
-    """``os.pwrite`` of a disk with this many bytes of room."""
-
-    def write(file, content, offset):
-        part = content[: room[0]]
-        if not part:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        room[0] -= len(part)
-        return pwrite(file, part, offset)
-
-    return write
-
-
-@given(PIECES)
-def test_pieces_arrive_whole_and_in_order(pieces):
-    """With any room at each of them; a part that is written before the room ends is repeated."""
-    room, written, expected = [0], b"", b""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pwrite", with_room_for(room))
-        path = Path(folder) / "file"
-        path.write_bytes(b"head")
-        file = AppendedFile(path, 4)
-        for piece, room[0] in pieces:
-            expected += piece
-            try:
-                file.append(piece)
-            except OSError:
-                assert file.waiting
-                assert expected.endswith(file.waiting)
-            else:
-                assert not file.waiting
-                written = expected
-            assert path.read_bytes()[: 4 + len(written)] == b"head" + written
-        room[0] = 10**6
-        file.append()
-        file.close()
-        assert path.read_bytes() == b"head" + expected

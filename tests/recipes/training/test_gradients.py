@@ -43,17 +43,6 @@ def test_a_step_of_sgd_is_as_long_as_the_key_says(tmp_path, precision):
         assert length == pytest.approx(0.5 * min(norm, most), rel=1e-3)
 
 
-def test_the_mean_norm_between_readings_is_logged(small, tmp_path):
-    found = {1: [], 2: []}
-    for steps in found:
-        keys = [*PLAIN, "optimizer.clip_grad_norm=0.1", "stop_after=4", f"log_every={steps}"]
-        small_trainer(tmp_path / f"{steps}", *keys).run()
-        found[steps] = [line["gradient_norm"] for line in read_metrics(tmp_path / f"{steps}")]
-    first, second, third, fourth = found[1]
-    assert len({*found[1]}) == 4
-    assert found[2] == pytest.approx([(first + second) / 2, (third + fourth) / 2])
-
-
 @pytest.mark.slow("starts two ranks")
 def test_ranks_clip_by_the_norm_of_the_reduced_gradient(tmp_path):
     keys = ["precision=fp16-master", "loss_scale=128", "optimizer.clip_grad_norm=0.01"]
