@@ -143,26 +143,26 @@ def assert_metrics(values, plain):
     assert values["top1"] == pytest.approx(100 * (logits.argmax(1) == labels).double().mean())
 
 
-@pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("micro_batch_size", [4, 5, 64])  # of 23 images
-def test_a_model_that_is_evaluated_sees_one_shape(photos, micro_batch_size, last):
-    values, forms, plain = evaluated(photos, micro_batch_size, memory_format=last)
-    shape = min(micro_batch_size, 23), 3, 24, 24
-    strides = torch.empty(shape, memory_format=last).stride()
-    assert {*forms} == {(*shape, strides, torch.float32)}
-    assert_metrics(values, plain)
-
-
-def test_batches_with_skipped_images_are_padded_too(photos, tmp_path):
-    """The second batch of four has two bad images and the last one only such."""
+@pytest.mark.parametrize(
+    ("micro_batch_size", "counts", "last"),
+    [
+        (4, [4, 2, 4, 4, 4], torch.contiguous_format),
+        (5, [5, 3, 5, 5], torch.channels_last),
+        (64, [18], torch.channels_last),
+    ],
+)
+def test_a_model_that_is_evaluated_sees_one_shape(photos, tmp_path, micro_batch_size, counts, last):
+    """Also of batches with images that are skipped; those that have no other are left out."""
     root = tmp_path / "data"
     shutil.copytree(photos, root)
     source = ImageFolder(root, "val")
     for index in (5, 6, *range(20, 23)):
         Path(source.name(index)).write_bytes(b"")
-    values, forms, plain = evaluated(root, 4)
-    assert [len(labels) for _, labels in plain] == [4, 2, 4, 4, 4]
-    assert [count for count, *_ in forms] == [4] * 5
+    values, forms, plain = evaluated(root, micro_batch_size, memory_format=last)
+    shape = min(micro_batch_size, 23), 3, 24, 24
+    strides = torch.empty(shape, memory_format=last).stride()
+    assert [len(labels) for _, labels in plain] == counts
+    assert forms == len(counts) * [(*shape, strides, torch.float32)]
     assert_metrics(values, plain)
 
 

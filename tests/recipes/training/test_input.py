@@ -68,18 +68,6 @@ def test_a_recipe_trains_on_shards(photos, tmp_path, source):
         make(tmp_path / "nothing", tmp_path / "other", f"data.source={source}")
 
 
-def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
-    trainer = make(photos, tmp_path / "run", "data.holdout=20")
-    trained, evaluated = (
-        {loader.source.name(i) for i in range(len(loader.source))}
-        for loader in (trainer.loader, trainer.val_loader)
-    )
-    assert (len(trained), len(evaluated)) == (33, 20)
-    assert not trained & evaluated
-    assert all("/train/" in name for name in trained | evaluated)
-    trainer.run()
-
-
 def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(closing, "INPUT_BOUND", 0.0)
     trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
