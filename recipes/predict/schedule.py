@@ -86,7 +86,7 @@ def print_summary(outline: Outline) -> None:
     out = console()
     out.print(
         f"{outline.name}: {outline.images}, batch {_batches(timeline)}, "
-        f"{timeline.steps_per_epoch:.2f} steps per epoch{' at first' * timeline.changes_batch}, "
+        f"{timeline.steps_per_epoch:.2f} steps per epoch{' at first' if timeline.changes else ''}, "
         f"{timeline.total_steps:,} steps",
         *outline.notices,
         sep="\n",

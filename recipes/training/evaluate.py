@@ -214,11 +214,8 @@ class WeightAverage:
         """Return the average in FP32 on the CPU, with buffers averaged over ranks; a collective."""
         with self.applied(), averaged_buffers(self._model, job):
             content = full_precision_state_dict(self._model)
-        averages = {self._held[name]: average for name, average in self.parameters.items()}
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            # Without rounding to half precision.
-            content[name] = averages[parameter].to("cpu", copy=True)
-        return content
+        # Without rounding to half precision.
+        return content | {name: p.to("cpu", copy=True) for name, p in self.parameters.items()}
 
     def _exact(self, parameter: Tensor) -> Tensor:
         """The FP32 master of a parameter if there is one, else the parameter itself."""

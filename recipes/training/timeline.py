@@ -47,14 +47,9 @@ class Timeline(StageTimeline):
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps after which the batch size changes."""
+        """The steps after which the batch size changes; none where there is only one."""
         steps = dict.fromkeys(s for s in self.first_steps if 0 < s < self.total_steps)
         return tuple(s for s in steps if self.batch_size(s) != self.batch_size(s - 1))
-
-    @property
-    def changes_batch(self) -> bool:
-        """Whether the run has more than one batch size."""
-        return bool(self.changes)
 
     def factor(self, step: int) -> float:
         """Factor on the scheduled rate in the step that follows the first ``step`` steps."""

@@ -103,11 +103,6 @@ def read_state(path: Path, *, verified: bool = False) -> dict[str, Any]:
     return content
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is a complete checkpoint."""
-    return (path / STATE).is_file()
-
-
 def _verify(folder: Path, name: str, facts: Any) -> None:
     """Check that a file is as it was written, unless this process has done so."""
     path = folder / name

@@ -30,9 +30,7 @@ class RunPlace:
     folder: Path
     resume_from: Path | None = None  # the checkpoint; None starts at step 0
     saved: dict[str, Any] = field(default_factory=dict)  # its state; empty without one
-    damaged: list[str] = field(
-        default_factory=list
-    )  # a line for each newer one that is passed over
+    damaged: list[str] = field(default_factory=list)  # a line for each newer one, passed over
 
 
 def agreed_place(loaded: Loaded, job: Job) -> RunPlace:

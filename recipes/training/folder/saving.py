@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ...errors import AgreedError, RecipeError, StorageError
@@ -260,8 +260,6 @@ def _common(model: nn.Module, optimizer: Optimizer, ema: WeightAverage | None) -
     groups = [{**group} for group in saved["param_groups"]]
     for group in groups:
         group["params"] = [names[index] for index in group["params"]]
-        if isinstance(group.get("lr"), Tensor):  # for CUDA graphs
-            group["lr"] = float(group["lr"])
     of_optimizer = {
         "state": {names[index]: value for index, value in saved["state"].items()},
         "param_groups": groups,

@@ -13,7 +13,7 @@ from ...errors import RecipeError
 from ...schema.names import RECIPE
 from . import checkpoint
 from .checkpoint import CheckpointError, mean_over_ranks, read_parts
-from .names import CHECKPOINTS, CLASSES, SUMMARY, WEIGHTS, WEIGHTS_EMA
+from .names import CHECKPOINTS, CLASSES, STATE, SUMMARY, WEIGHTS, WEIGHTS_EMA
 from .tensor_files import damage_of, write_tensors
 
 #: Folder in a run's folder for the results of a run that had finished there, and then went on.
@@ -65,7 +65,7 @@ def source_of(
             raise _no_average(path, key)
         return average if ema else path / WEIGHTS, ()
     try:
-        if checkpoint.is_checkpoint(path):
+        if (path / STATE).is_file():
             checkpoint.read_state(path)
             return path, ()
         newest, _, damaged = checkpoint.newest_intact(path / CHECKPOINTS)

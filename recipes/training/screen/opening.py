@@ -144,7 +144,7 @@ def _stages(run: RunContext) -> str:
 
 def _steps(run: RunContext) -> str:
     recipe, timeline, last = run.recipe, run.timeline, run.last_step
-    initially = " initially" if timeline.changes_batch else ""
+    initially = " initially" if timeline.changes else ""
     target, every = recipe.target_accuracy, recipe.checkpoint.every
     parts = [
         f"{timeline.total_steps:,} in {in_full(Span(recipe.epochs, 'ep'))}",

@@ -112,7 +112,7 @@ class Readings:
             values |= self.stragglers.read(own, sum(self._waits), all_reduce, self.steps)
         if self._noise and (noise := self._noise.estimate()).steps + noise.left_out:
             values |= {"noise_scale": noise.noise_scale, "noise_scale_error": noise.standard_error}
-        if self._timeline.changes_batch:
+        if self._timeline.changes:
             values["batch_size"] = self._timeline.batch_size(step - 1)
         if self._precision.scales:
             values |= {

@@ -1,21 +1,16 @@
 """Callbacks: which hooks are called when and where, their state, and their errors."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from largebatch.recipes.errors import StorageError, TrainingError
-from largebatch.recipes.schema.dotted_path import resolve
 from largebatch.recipes.training.callbacks import CallbackError
-from largebatch.recipes.training.folder.metrics import read_metrics
 from largebatch.recipes.training.folder.outcome import outcome_of
 from tests.ranks import run_ranks
-from tests.recipes.runs import BASE, make, refused, train
+from tests.recipes.runs import make, refused, train
 from tests.recipes.training import watchers
 
 WATCHERS = "tests.recipes.training.watchers"
@@ -57,12 +52,8 @@ def test_hooks_are_called_in_order_and_state_is_restored(photos, tmp_path, seen)
 
 def test_arguments_are_passed_and_the_same_callback_may_be_there_twice(photos, tmp_path):
     entries = f"[{WATCHERS}:Recorder, {{name: '{WATCHERS}:Recorder', args: {{tag: x}}}}]"
-    callbacks = make(photos, tmp_path, f"callbacks={entries}").callbacks
-    found = callbacks._callbacks
+    found = make(photos, tmp_path, f"callbacks={entries}").callbacks._callbacks
     assert [found[f"{WATCHERS}:Recorder{n}"].tag for n in ("", "#2")] == ["seen", "x"]
-    # Hooks that are not overridden are not called: our own do nothing in a step.
-    assert [*found][:2] == ["metrics", "tensorboard"]
-    assert len(callbacks._hooks["on_step_begin"]) == len(callbacks._hooks["on_step_end"]) == 2
 
 
 def watch_on_ranks(root, folder):
@@ -82,7 +73,7 @@ def test_hooks_run_on_rank_0_or_on_all_ranks(photos, tmp_path):
 
 
 @pytest.mark.slow("starts ranks or trains")
-@pytest.mark.parametrize("hook", ["on_start", "on_step_end", "on_end", "state_dict"])
+@pytest.mark.parametrize("hook", ["on_step_end", "on_end", "state_dict"])
 def test_an_error_names_the_callback_and_the_hook(photos, tmp_path, seen, hook):
     problem = "TypeError: Object of type set" if hook == "state_dict" else "ValueError: out of ord"
     message = rf"^callback {WATCHERS}:Fails: {hook}\(\) failed: {problem}"
@@ -113,17 +104,15 @@ def test_callbacks_are_told_the_status_that_the_folder_records(
     assert f"callback {WATCHERS}:Fails: on_end() failed: ValueError" in capsys.readouterr().err
 
 
-PACKAGE = """
+MODULE = """
 import torch
 from torch import nn
 from largebatch.recipes.training.callbacks import Callback
 
 
 def net(num_classes, width):
-    return nn.Sequential(
-        nn.Conv2d(3, width, 3, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(width, num_classes),
-    )
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)
+    return nn.Sequential(nn.Conv2d(3, width, 3, 4), nn.ReLU(), *head)
 
 
 def optimizer(groups, lr, betas):
@@ -132,48 +121,25 @@ def optimizer(groups, lr, betas):
 
 
 class Watch(Callback):
-    def __init__(self, file):
-        self.file = open(file, "w")
+    seen = []
 
     def on_start(self, run):
-        print(type(run.optimizer).__name__, run.model[0].out_channels, file=self.file)
-
-    def on_log(self, metrics):
-        print(metrics.split, metrics.step, file=self.file, flush=True)
+        self.seen.append((type(run.optimizer).__name__, run.model[0].out_channels))
 """
 
 
-@pytest.mark.slow("starts a program that trains")
-def test_a_package_of_the_user_gives_the_model_the_optimizer_and_a_callback(
+def test_modules_of_the_current_folder_give_the_model_the_optimizer_and_a_callback(
     photos, tmp_path, monkeypatch
 ):
-    """In a process of its own: the package is neither installed nor in the repository."""
-    package = tmp_path / "lib" / "mypkg"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "module.py").write_text(PACKAGE)
-    source = Path(__file__).parents[3] / "src"
-    monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{package.parent}")
-    keys = [*BASE, *SHORT, f"data.path={photos}", "run_dir=run"]
-    keys += ["model.name=mypkg.module:net", "model.args={width: 6}"]
-    keys += ["optimizer.weight_decay=0.1", "optimizer.lr=0.01"]
-    keys += ["optimizer.name=mypkg.module:optimizer", "optimizer.args={betas: [0.8, 0.9]}"]
-    keys += ["callbacks=[{name: mypkg.module:Watch, args: {file: watched}}]"]
-    program = [sys.executable, "-m", "largebatch.recipes.train", "digits", *keys]
-    result = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "watched").read_text().split("\n")[:-1] == ["AdamW 6", "train 2", "val 2"]
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [2, 2]
-
-
-def test_modules_of_the_current_folder_are_found_and_say_why_they_cannot_be_imported(
-    photos, tmp_path, monkeypatch
-):
-    (tmp_path / "here_of_user.py").write_text("def make(): return 7\n")
+    """And one that cannot be imported is refused with the reason."""
+    (tmp_path / "here_of_user.py").write_text(MODULE)
     (tmp_path / "broken_of_user.py").write_text("import no_such_dependency\n")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)
-    assert resolve("here_of_user:make", "model.name")() == 7
+    keys = ["model.name=here_of_user:net", "model.args={width: 6}", "optimizer.weight_decay=0.1"]
+    keys += ["optimizer.name=here_of_user:optimizer", "optimizer.args={betas: [0.8, 0.9]}"]
+    train(photos, tmp_path / "run", *SHORT, *keys, "callbacks=[here_of_user:Watch]")
+    assert sys.modules["here_of_user"].Watch.seen == [("AdamW", 6)]
     problem = "ModuleNotFoundError: No module named 'no_such_dependency'"
-    message = refused(make, photos, tmp_path / "run", "callbacks=[broken_of_user:Mine]")
+    message = refused(make, photos, tmp_path / "other", "callbacks=[broken_of_user:Mine]")
     assert message == f"callbacks: broken_of_user cannot be imported: {problem}"

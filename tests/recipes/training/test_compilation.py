@@ -1,7 +1,6 @@
 """Compilation: whether a run is compiled, which graphs there are, and what they overwrite."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -116,27 +115,18 @@ def test_each_image_size_has_a_static_graph_in_training_and_one_in_evaluation(co
     assert ours.context.recipe.compile == "default"
     images = {True: [], False: []}  # by whether it is of training
     for graph in (graph for graph in compiles.graphs if "conv2d" in graph.code):
-        inputs = inputs_of(graph)
-        numbers = [*inputs, *(size for x in inputs if hasattr(x, "shape") for size in x.shape)]
-        assert not any(isinstance(number, torch.SymInt) for number in numbers)
-        shapes = (tuple(x.shape) for x in inputs if x.ndim == 4 and x.shape[1] == 3)
+        shapes = (tuple(x.shape) for x in inputs_of(graph) if x.ndim == 4 and x.shape[1] == 3)
         images["cross_entropy" in graph.code] += [x for x in shapes if x != (6, 3, 3, 3)]
     assert images[True] == [(4, 3, 12, 12), (4, 3, 16, 16), (4, 3, 24, 24)]
     assert images[False] == [(4, 3, 24, 24)]
     assert torch._dynamo.config.recompile_limit >= 2 * 3 + 2
-    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        assert torch._inductor.config.compile_threads == ours.loader.cores
-
-
-# --- graphs of torch.compile ------------------------------------------------------------------
 
 
 class Overwriting:
     """Stands in for torch.compile in a mode with CUDA graphs (torch._inductor.cudagraph_trees).
 
-    When a new iteration is marked, all that the compiled code returned before has no content:
-    losses, logits, and gradients as the backward pass returned them. What autograd adds to
-    gradients that were there stays.
+    When a new iteration is marked, losses, logits and gradients that the compiled code returned
+    before have no content. What autograd adds to gradients that were there stays.
     """
 
     def __init__(self, model):
@@ -196,7 +186,7 @@ def test_graphs_of_torch_compile_overwrite_nothing_that_is_used(
 def on_ranks(photos, run_dir):
     """Of a rank's compiled, eager and refused runs: weights, what was settled, and graphs.
 
-    Images as graphs take them, how many have the loss, and how many are made in training.
+    How many there are of the loss before the first step, and how many are made in training.
     """
     compile, found = torch.compile, []
     keys = ["precision=fp16-master", "channels_last=true", "comm.algorithm=torus"]
@@ -209,13 +199,10 @@ def on_ranks(photos, run_dir):
             patch.setattr(torch, "compile", lambda f, made=made, **_: compile(f, backend=made))
             problem = "no gcc" if dist.get_rank() == fails else ""
             patch.setattr(device, "why_it_cannot_compile", lambda _, problem=problem: problem)
-            name = f"{run_dir}/{key}-{fails}"
-            trainer = make(photos, name, *keys, f"compile={key}")
-            inputs = [x for graph in made.graphs for x in inputs_of(graph) if x.ndim == 4]
-            images = {(*x.shape, x.dtype, x.stride()) for x in inputs if len(x) == 4}
+            trainer = make(photos, f"{run_dir}/{key}-{fails}", *keys, f"compile={key}")
             before, losses = len(made.graphs), sum("entropy" in g.code for g in made.graphs)
             trainer.run()
-            graphs = images, losses, len(made.graphs) - before
+            graphs = losses, len(made.graphs) - before
             found.append((weights(trainer), trainer.context.recipe.compile, graphs))
     return found
 
@@ -226,10 +213,9 @@ def test_ranks_are_compiled_together_before_the_first_step_and_compute_as_eager_
 ):
     """The network and the loss; gradients are reduced in one of two micro-batches only."""
     first, second = run_ranks(2, on_ranks, photos, str(tmp_path))
-    compiled = {(4, 3, 32, 32, torch.float16, (3072, 1, 96, 3))}, 1, 0
     for rank in (first, second):
         assert [mode for _, mode, *_ in rank] == ["default", False, False]
-        assert [graphs for *_, graphs in rank] == [compiled, (set(), 0, 0), (set(), 0, 0)]
+        assert [graphs for *_, graphs in rank] == [(1, 0), (0, 0), (0, 0)]
         for trained, *_ in rank:
             learned = [name for name in trained if "weight" in name or "bias" in name]
             assert_same({n: trained[n] for n in learned}, {n: first[1][0][n] for n in learned})

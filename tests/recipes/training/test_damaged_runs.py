@@ -28,7 +28,6 @@ VALUES = st.sampled_from(
         *([], [None], {}, {"a": 1}, [[]], 0.5),
     ]
 )
-COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=15)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +84,6 @@ def damaged(draw, content):
     return "".join(f"{line}\n" for line in written).encode()
 
 
-def damage(folder, data):
-    """Damage one file in a run's folder."""
-    path = folder / data.draw(st.sampled_from(files_of(folder)))
-    path.write_bytes(data.draw(damaged(path.read_bytes())))
-
-
 def read_in_every_way(folder):
     """List and report a run, as the commands do."""
     found = [outcome_of(path) for path in find_runs(folder.parent)]
@@ -103,30 +96,26 @@ def read_in_every_way(folder):
 
 def resume(photos, folder):
     """Resume a run to its end, or to a line for the user."""
-    with mock.patch.object(closing, "write_picture"), suppress(RecipeError):
+    times = {"PATIENCE_SECONDS": 0.3, "_BEAT_SECONDS": 0.1, "_POLL_SECONDS": 0.05}
+    with (
+        mock.patch.multiple(run_lock, **times),
+        mock.patch.object(closing, "write_picture"),
+        suppress(RecipeError),
+    ):
         make(photos, folder, *KEYS, "resume=true").run()
         assert outcome_of(folder).state == "finished"
 
 
-def copied(whole, folder):
-    ignored = shutil.ignore_patterns("*.png", "weights.pt")
-    return shutil.copytree(whole, folder / "run", ignore=ignored)
-
-
-@given(st.data())
-@COMMON
-def test_a_damaged_file_is_listed_and_reported(stopped, tmp_path_factory, data):
-    folder = copied(stopped, tmp_path_factory.mktemp("run"))
-    damage(folder, data)
-    read_in_every_way(folder)
-
-
 @pytest.mark.slow("resumes a run many times")
-@given(st.data())
-@settings(COMMON, max_examples=5)
-def test_a_damaged_file_ends_a_resume_in_a_line(photos, stopped, tmp_path_factory, data):
-    folder = copied(stopped, tmp_path_factory.mktemp("run"))
-    damage(folder, data)
-    times = {"PATIENCE_SECONDS": 0.3, "_BEAT_SECONDS": 0.1, "_POLL_SECONDS": 0.05}
-    with mock.patch.multiple(run_lock, **times):
+@given(st.data(), st.sampled_from([False, False, True]))
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=20)
+def test_a_run_with_a_damaged_file_is_listed_and_reported_and_resumes_or_ends_in_a_line(
+    photos, stopped, tmp_path_factory, data, resumes
+):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    shutil.copytree(stopped, folder, ignore=shutil.ignore_patterns("*.png", "weights.pt"))
+    path = folder / data.draw(st.sampled_from(files_of(folder)))
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+    read_in_every_way(folder)
+    if resumes:
         resume(photos, folder)

@@ -5,12 +5,10 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from largebatch.recipes.training.evaluate import WeightAverage
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
-from tests.recipes.runs import JOB, assert_same, largest_difference, timeless, weights
+from tests.recipes.runs import assert_same, largest_difference, timeless, weights
 from tests.recipes.training.small import small_networks, small_trainer
 
 pytestmark = [
@@ -154,18 +152,3 @@ def test_each_rank_averages_its_statistics_and_files_hold_their_mean(tmp_path):
         mean = (first[name] + second[name]) / 2
         torch.testing.assert_close(exported[name].double(), mean, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(alone.ema.buffers[name], exported[name])
-
-
-def test_shared_weights_are_averaged_once():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    model[2].weight = model[0].weight
-    average = WeightAverage(model, torch.optim.SGD(model.parameters(), 0.1), 0.1)
-    start = {k: v.clone() for k, v in model.state_dict().items()}
-    with torch.no_grad():
-        model[0].weight.add_(2)
-    average.update()
-    content = average.state_dict(JOB)
-    assert content.keys() == start.keys()
-    for name in ("0.weight", "2.weight"):
-        torch.testing.assert_close(content[name], start[name] + 1.8)
-    assert torch.equal(model[0].weight, start["0.weight"] + 2)

@@ -1,5 +1,6 @@
 """Loss, top-1 and top-5 are those of their definitions, in training and in evaluation."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -34,9 +35,11 @@ def right(batches, most):
     return 100 * (above < most).double().mean().item()
 
 
-#: Steps between two readings: the sizes of their micro-batches, and whether accuracy is measured.
+#: Steps between two readings: the sizes of their micro-batches, whether accuracy is measured, and
+#: the norm of the gradient, if any. One that is not finite is of a skipped step.
+NORMS = st.sampled_from([None, 1.0, 2.5, math.inf, math.nan])
 STEPS = st.lists(
-    st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.booleans()),
+    st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.booleans(), NORMS),
     min_size=1,
     max_size=6,
 )
@@ -44,27 +47,29 @@ STEPS = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(STEPS, min_size=1, max_size=3), st.integers(0, 99), st.sampled_from([3, 5, 20]))
-def test_a_meter_has_the_loss_since_its_reading_and_the_accuracy_of_the_last_step(
+def test_a_meter_has_means_since_its_reading_and_the_accuracy_of_the_last_step(
     intervals, seed, classes
 ):
     meter, generator = Meter(JOB.device), torch.Generator().manual_seed(seed)
     for steps in intervals:
         seen = []
-        for sizes, measures in steps:
+        for sizes, measures, norm in steps:
             meter.begin_step(measures_accuracy=measures)
             last = [batch(size, generator, classes) for size in sizes]
             for each in last:
                 meter.add(*each)
             seen += last
-        values, count = meter.read(JOB)
-        assert count == sum(len(b[2]) for b in seen)
-        total = sum(b[0].double() * len(b[2]) for b in seen).item()
-        assert values["loss"] == pytest.approx(total / count, rel=1e-12)
+            if norm is not None:
+                meter.add_gradient_norm(torch.tensor(norm))
+        count = sum(len(b[2]) for b in seen)
+        expected = {"loss": sum(b[0].double() * len(b[2]) for b in seen).item() / count}
         if measures:
-            assert values["top1"] == pytest.approx(right(last, 1))
-            assert values["top5"] == pytest.approx(right(last, 5))
-        else:
-            assert values.keys() == {"loss"}
+            expected |= {"top1": right(last, 1), "top5": right(last, 5)}
+        if norms := [norm for *_, norm in steps if norm is not None]:
+            finite = [norm for norm in norms if math.isfinite(norm)]
+            expected["gradient_norm"] = sum(finite) / len(finite) if finite else math.nan
+        found = meter.read(JOB)
+        assert found == (pytest.approx(expected, rel=1e-12, nan_ok=True), count)
 
 
 def test_a_batch_of_training_costs_one_operator_and_no_wait():
@@ -138,26 +143,26 @@ def assert_metrics(values, plain):
     assert values["top1"] == pytest.approx(100 * (logits.argmax(1) == labels).double().mean())
 
 
-@pytest.mark.parametrize("last", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("micro_batch_size", [4, 5, 64])  # of 23 images
-def test_a_model_that_is_evaluated_sees_one_shape(photos, micro_batch_size, last):
-    values, forms, plain = evaluated(photos, micro_batch_size, memory_format=last)
-    shape = min(micro_batch_size, 23), 3, 24, 24
-    strides = torch.empty(shape, memory_format=last).stride()
-    assert {*forms} == {(*shape, strides, torch.float32)}
-    assert_metrics(values, plain)
-
-
-def test_batches_with_skipped_images_are_padded_too(photos, tmp_path):
-    """The second batch of four has two bad images and the last one only such."""
+@pytest.mark.parametrize(
+    ("micro_batch_size", "counts", "last"),
+    [
+        (4, [4, 2, 4, 4, 4], torch.contiguous_format),
+        (5, [5, 3, 5, 5], torch.channels_last),
+        (64, [18], torch.channels_last),
+    ],
+)
+def test_a_model_that_is_evaluated_sees_one_shape(photos, tmp_path, micro_batch_size, counts, last):
+    """Also of batches with images that are skipped; those that have no other are left out."""
     root = tmp_path / "data"
     shutil.copytree(photos, root)
     source = ImageFolder(root, "val")
     for index in (5, 6, *range(20, 23)):
         Path(source.name(index)).write_bytes(b"")
-    values, forms, plain = evaluated(root, 4)
-    assert [len(labels) for _, labels in plain] == [4, 2, 4, 4, 4]
-    assert [count for count, *_ in forms] == [4] * 5
+    values, forms, plain = evaluated(root, micro_batch_size, memory_format=last)
+    shape = min(micro_batch_size, 23), 3, 24, 24
+    strides = torch.empty(shape, memory_format=last).stride()
+    assert [len(labels) for _, labels in plain] == counts
+    assert forms == len(counts) * [(*shape, strides, torch.float32)]
     assert_metrics(values, plain)
 
 

@@ -3,20 +3,14 @@
 import errno
 import os
 import resource
-import shutil
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from largebatch.recipes.errors import StorageError
 from largebatch.recipes.training import trainer as trainer_module
 from largebatch.recipes.training.folder.checkpoint import newest_intact
-from largebatch.recipes.training.folder.metrics import AppendedFile
 from largebatch.recipes.training.trainer import Trainer
 from largebatch.recipes.training.watch.trackers import TensorBoard
 from largebatch.recipes.tune.trial import measure
@@ -128,25 +122,6 @@ def test_a_last_checkpoint_that_finds_no_room_ends_the_run_with_one_line(photos,
     assert_same(train(photos, tmp_path / "run", *KEYS, "resume=true"), whole[0])
 
 
-def test_a_folder_that_vanishes_is_made_again_though_no_line_can_be_printed(
-    photos, tmp_path, monkeypatch
-):
-    trainer = make(photos, tmp_path / "run", *KEYS)
-    begin = trainer.callbacks.step_begin
-
-    def step_begin(step):
-        if step == 3:
-            shutil.rmtree(tmp_path / "run" / "checkpoints")
-        begin(step)
-
-    trainer.callbacks.step_begin = step_begin
-    with open("/dev/full", "w") as full:
-        trainer.display.console.file = full
-        trainer.run()
-        monkeypatch.setattr(full, "close", lambda: None, raising=False)
-    assert checkpoints(tmp_path / "run") == [4, 6, 7]
-
-
 def train_while_full(root, run_dir):
     trainer = make(root, run_dir, *KEYS, "micro_batch_size=8")
     if trainer.job.rank == 1:  # one of the ranks alone finds no room
@@ -208,49 +183,8 @@ def test_the_best_checkpoint_stays_when_a_better_one_finds_no_room(photos, tmp_p
     keys = ["evaluate_every=1", "checkpoint.every=3", "checkpoint.keep=1"]
     trainer = make(photos, tmp_path, *KEYS, *keys, "checkpoint.keep_best=true")
     full_from(trainer, 3, 4)
-    trainer.run()
+    with open("/dev/full", "w") as full:  # nor is there room for lines that are printed
+        trainer.display.console.file = full
+        trainer.run()
+        monkeypatch.setattr(full, "close", lambda: None, raising=False)
     assert checkpoints(tmp_path) == [7]  # 70 %; at 80 % there was no room
-
-
-# --- pieces that are appended to a file ---------------------------------------------------------
-
-PIECES = st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.integers(0, 12)), max_size=20)
-
-
-def with_room_for(room, pwrite=os.pwrite):
-    """``os.pwrite`` of a disk with this many bytes of room."""
-
-    def write(file, content, offset):
-        part = content[: room[0]]
-        if not part:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        room[0] -= len(part)
-        return pwrite(file, part, offset)
-
-    return write
-
-
-@given(PIECES)
-def test_pieces_arrive_whole_and_in_order(pieces):
-    """With any room at each of them; a part that is written before the room ends is repeated."""
-    room, written, expected = [0], b"", b""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pwrite", with_room_for(room))
-        path = Path(folder) / "file"
-        path.write_bytes(b"head")
-        file = AppendedFile(path, 4)
-        for piece, room[0] in pieces:
-            expected += piece
-            try:
-                file.append(piece)
-            except OSError:
-                assert file.waiting
-                assert expected.endswith(file.waiting)
-            else:
-                assert not file.waiting
-                written = expected
-            assert path.read_bytes()[: 4 + len(written)] == b"head" + written
-        room[0] = 10**6
-        file.append()
-        file.close()
-        assert path.read_bytes() == b"head" + expected

@@ -1,14 +1,11 @@
 """What is done with the gradients of a run: they are clipped, and their noise is measured."""
 
-import math
-
 import pytest
 import torch
 
-from largebatch.recipes.training.evaluate import Meter
 from largebatch.recipes.training.folder.metrics import read_metrics
 from tests.ranks import run_ranks
-from tests.recipes.runs import JOB, assert_same, double_precision, weights
+from tests.recipes.runs import assert_same, double_precision, weights
 from tests.recipes.training.small import Small, small_networks, small_trainer
 
 # --- clipping: optimizer.clip_grad_norm --------------------------------------------------------
@@ -44,33 +41,6 @@ def test_a_step_of_sgd_is_as_long_as_the_key_says(tmp_path, precision):
         length, norm = length_of_step(tmp_path / f"{most}", *keys, key)
         assert norm == pytest.approx(free / 0.5, rel=1e-3)
         assert length == pytest.approx(0.5 * min(norm, most), rel=1e-3)
-
-
-def test_the_mean_norm_between_readings_is_logged(small, tmp_path):
-    found = {1: [], 2: []}
-    for steps in found:
-        keys = [*PLAIN, "optimizer.clip_grad_norm=0.1", "stop_after=4", f"log_every={steps}"]
-        small_trainer(tmp_path / f"{steps}", *keys).run()
-        found[steps] = [line["gradient_norm"] for line in read_metrics(tmp_path / f"{steps}")]
-    first, second, third, fourth = found[1]
-    assert len({*found[1]}) == 4
-    assert found[2] == pytest.approx([(first + second) / 2, (third + fourth) / 2])
-
-
-def test_norms_of_skipped_steps_are_left_out():
-    meter = Meter(JOB.device)
-    x, y = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
-    for norms, expected in (
-        ((1.0, math.inf, 2.0, math.nan), 1.5),
-        ((math.inf,), math.nan),
-        ((), 0),
-    ):
-        meter.add(torch.tensor(1.0), x, y)
-        for norm in norms:
-            meter.add_gradient_norm(torch.tensor(norm))
-        values, count = meter.read(JOB)
-        assert count == 4
-        assert values.get("gradient_norm", 0) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.slow("starts two ranks")

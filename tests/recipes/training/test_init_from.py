@@ -1,6 +1,5 @@
 """Initial weights from a file: of the same model, and of a shallower one."""
 
-import random
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.models.build import build_model
 from largebatch.recipes.schema.sections import Model
 from largebatch.recipes.training.folder.weights import read_weights
@@ -20,7 +18,7 @@ from tests.recipes.training.test_init_from_images import AIRBENCH
 
 pytestmark = pytest.mark.slow("trains small networks, some on two ranks")
 
-NARROW, FULL = {"channels": [8, 16, 16, 16]}, {"channels": [64, 128, 256, 512]}
+NARROW = {"channels": [8, 16, 16, 16]}
 
 
 def built(name="resnet18", classes=10, *, zero=True, seed=1, **args):
@@ -39,13 +37,6 @@ def stirred(model):
             elif "num_batches" in name:
                 value.fill_(7)
     return model
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
-    torch.save(stirred(built()).state_dict(), path)
-    return path
 
 
 def as_file(content, path):
@@ -85,34 +76,30 @@ def test_a_warm_start_takes_all_weights_from_timms_files(tmp_path, name, wrap):
     assert start == f"weights from {path}: {len(content)} tensors copied"
 
 
-@pytest.mark.parametrize("classes", [5, 0])
-def test_a_classifier_for_other_classes_keeps_its_new_weights(file, tmp_path, classes):
-    if classes:
-        model, path = built(classes=classes, seed=2), file
-    else:  # the file has no classifier
-        model = built(seed=2)
-        headless = {k: v for k, v in torch.load(file).items() if not k.startswith("fc.")}
-        path = as_file(headless, tmp_path / "headless.pth")
-    fresh = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("fc.")}
-    start = start_from(str(path), model, "resnet18")
-    assert start == f"weights from {path}: 126 tensors copied, classifier newly initialized"
-    state = model.state_dict()
-    for name, value in torch.load(file).items():
-        wanted = fresh.get(name, value)
-        assert torch.equal(state[name], wanted), name
+def test_a_classifier_for_other_classes_keeps_its_new_weights(tmp_path):
+    """Also where the file has no classifier."""
+    content = stirred(built()).state_dict()
+    file = as_file(content, tmp_path / "resnet18.pth")
+    headless = {name: value for name, value in content.items() if not name.startswith("fc.")}
+    path = as_file(headless, tmp_path / "headless.pth")
+    for source, classes in ((file, 5), (path, 10)):
+        model = built(classes=classes, seed=2)
+        fresh = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("fc.")}
+        start = start_from(str(source), model, "resnet18")
+        copied = f"{len(headless)} tensors copied"
+        assert start == f"weights from {source}: {copied}, classifier newly initialized"
+        assert_same(model.state_dict(), {**content, **fresh})
 
 
 def compare(shallow, deep):
-    """Check that two models are the same function in eval and train mode, statistics included."""
+    """Check that two models are the same function, in evaluation and training."""
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(4))
-    for training in (False, True):
+    for training in (False, True, False):  # at last with the statistics of the training step
         shallow.train(training), deep.train(training)
         with torch.no_grad():
-            torch.testing.assert_close(deep(images), shallow(images), rtol=1e-6, atol=1e-6)
-    shallow.eval(), deep.eval()
-    with torch.no_grad():  # with the statistics that the training step left
-        assert shallow(images).std() > 1e-3
-        torch.testing.assert_close(deep(images), shallow(images), rtol=1e-6, atol=1e-6)
+            outputs = shallow(images)
+            torch.testing.assert_close(deep(images), outputs, rtol=1e-6, atol=1e-6)
+    assert outputs.std() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -153,18 +140,10 @@ SILU = {"act_layer": "silu"}  # silu(silu(x)) is not silu(x)
     ("ours", "theirs", "left_out", "message"),
     [
         ({"layers": [1, 2, 2, 2]}, {}, "-", "has layer1.1.conv1.weight, which is not part of X"),
-        (
-            {"name": "resnet26"},
-            {},
-            "-",
-            "has layer1.0.conv1.weight of shape 8x64x3x3, where X has ",
-        ),
+        ({"name": "resnet26"}, {}, "-", "has layer1.0.conv1.weight of shape 8x64x3x3, where X "),
         ({"name": "seresnet34"}, {}, "-", "has no layer1.0.se.fc1.weight, which X needs"),
         ({"name": "resnet34"}, {}, "layer4.", "has no layer4.0.conv1.weight, which X needs"),
-        (
-            *({"name": "resnet34", **SILU}, SILU, "-"),
-            "the new block layer1.2 would not start as the identity",
-        ),
+        ({"name": "resnet34", **SILU}, SILU, "-", "block layer1.2 would not start as the identit"),
     ],
 )
 def test_weights_of_another_model_are_refused_by_their_first_tensor(
@@ -183,9 +162,16 @@ class Other:
     """A class that only pickle can store."""
 
 
-def cut_file(path):
+def cut(path):
     torch.save(built().state_dict(), path)
     path.write_bytes(path.read_bytes()[:20_000])
+
+
+def flipped(path):
+    torch.save(built().state_dict(), path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def cut_safetensors(path):
@@ -200,14 +186,12 @@ def cut_safetensors(path):
     [
         (None, "no file or folder "),
         (b"", "cannot be read as weights: EOFError"),
-        (b"PK\x03\x04 no zip", "is damaged: its records cannot be read"),
         ([1, 2], "cannot be read as weights: AttributeError"),
         ({"epoch": 3, "net": {}}, "its 'epoch' is a int, not a dense tensor"),
         ({"a": Other()}, "cannot be read as weights: RuntimeError: weights_only=True blocked"),
-        ({}, "has no conv1.weight, which X needs"),
-        ({"a": torch.empty(3, device="meta")}, "its 'a' is a Tensor, not a dense tensor"),
         (Path.mkdir, "holds no weights"),
-        (cut_file, "is damaged: its records cannot be read"),
+        (cut, "is damaged: its records cannot be read"),
+        (flipped, "is damaged: the CRC-32 of its record "),
         (cut_safetensors, "cannot be read as weights: "),
     ],
 )
@@ -257,27 +241,6 @@ def test_a_run_starts_from_another_runs_folder_checkpoint_or_file(photos, run, t
     assert_same(started, read_weights(first))
     assert f"{newest} is damaged: the SHA-256 of model.pt is not that" in output
     assert "reading step-00000001 instead" in output
-
-
-def test_a_flipped_bit_of_a_weight_file_is_refused_or_harmless(tmp_path):
-    """Beside values and names, a file has padding, whose bits change nothing."""
-    whole = {"weight": torch.randn(40, 30), "bias": torch.randn(30)}
-    path, generator = tmp_path / "weights.pt", random.Random(0)
-    torch.save(whole, path)
-    content, refused = path.read_bytes(), []
-    for _ in range(200):
-        damaged = bytearray(content)
-        place = generator.randrange(8 * len(content))
-        damaged[place // 8] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        try:
-            found = read_weights(path)
-        except RecipeError as error:
-            refused.append(str(error))
-        else:
-            assert_same(found, whole)
-    assert all(text.startswith(f"init.from: {path} ") and "\n" not in text for text in refused)
-    assert len(refused) > 150
 
 
 def test_a_run_trains_from_the_given_weights_and_a_resumed_run_does_not_read_them(

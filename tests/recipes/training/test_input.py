@@ -7,12 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from largebatch.pipeline import (
-    DataError,
-    InputTimes,
-    Transform,
-    stall_advice,
-)
+from largebatch.pipeline import DataError, InputTimes, Transform, stall_advice
 from largebatch.recipes.errors import RecipeError
 from largebatch.recipes.predict.schedule import outline
 from largebatch.recipes.schema.load import load
@@ -73,18 +68,6 @@ def test_a_recipe_trains_on_shards(photos, tmp_path, source):
         make(tmp_path / "nothing", tmp_path / "other", f"data.source={source}")
 
 
-def test_a_recipe_evaluates_on_training_images_held_out(photos, tmp_path):
-    trainer = make(photos, tmp_path / "run", "data.holdout=20")
-    trained, evaluated = (
-        {loader.source.name(i) for i in range(len(loader.source))}
-        for loader in (trainer.loader, trainer.val_loader)
-    )
-    assert (len(trained), len(evaluated)) == (33, 20)
-    assert not trained & evaluated
-    assert all("/train/" in name for name in trained | evaluated)
-    trainer.run()
-
-
 def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(closing, "INPUT_BOUND", 0.0)
     trainer = make(photos, tmp_path / "run", "epochs=1", "log_every=3")
@@ -101,21 +84,7 @@ def test_a_run_that_waits_for_data_gets_advice(photos, tmp_path, capsys, monkeyp
     assert "suggestion: shards" in output
 
 
-def results(folder, *lines):
-    """The results of a run with these lines of training."""
-    common = {"split": "train", "epoch": 1.0, "loss": 1.0}
-    content = "".join(json.dumps({**common, **line}) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(content)
-    return results_of(metrics_of(folder))
-
-
-@pytest.mark.parametrize(("logged", "longest"), [((), None), ((3,), 0.4)])
-def test_a_run_that_an_older_version_began_has_a_summary(tmp_path, logged, longest):
-    line = {"seconds": 5.0, "images_per_second": 9.0, "wait_seconds": 0.5}
-    waits = {step: {"step_wait_seconds": [0.1, 0.4]} for step in logged}
-    summary = results(tmp_path, *({**line, "step": n, **waits.get(n, {})} for n in (1, 3)))
-    assert (summary["startup_seconds"], summary["longest_wait_seconds"]) == (None, longest)
-    assert (summary["wait_share"], summary["steady_wait_share"]) == (0.1, 0.1)
+FAST = InputTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +93,16 @@ def test_a_run_that_an_older_version_began_has_a_summary(tmp_path, logged, longe
         # 10 s, in which 500 images are trained on
         ([5.0, 0.1, 0.1], 0.04, False),  # a slow start of a fast input
         ([5.0, 1.0, 1.5], 0.5, True),
-        ([0.2, 0.2, 0.2], 0.0408, False),
         ([0.2, 2.0, 2.7], 0.4796, True),
     ],
 )
 def test_advice_leaves_out_the_first_wait(tmp_path, monkeypatch, waits, share, advised):
-    lines = (
-        {"step": step, "seconds": seconds, "images_per_second": images / seconds, "top1": 0.0}
-        | {"wait_seconds": sum(own), "step_wait_seconds": own}
-        for step, seconds, images, own in ((1, 7.0, 200, waits[:1]), (3, 3.0, 300, waits[1:]))
-    )
-    summary = results(tmp_path, *lines)
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step, seconds, images, own in ((1, 7.0, 200, waits[:1]), (3, 3.0, 300, waits[1:])):
+            line = {"split": "train", "step": step, "epoch": 1.0, "loss": 1.0, "seconds": seconds}
+            line |= {"wait_seconds": sum(own), "step_wait_seconds": own}
+            file.write(json.dumps(line | {"images_per_second": images / seconds}) + "\n")
+    summary = results_of(metrics_of(tmp_path))
     assert summary["wait_share"] == pytest.approx(sum(waits) / 10, abs=1e-4)
     assert summary["startup_seconds"] == waits[0]
     assert summary["steady_wait_share"] == pytest.approx(share, abs=1e-4)
@@ -144,9 +112,6 @@ def test_advice_leaves_out_the_first_wait(tmp_path, monkeypatch, waits, share, a
     assert (len(advice) > 1) == advised
     if advised:  # the model's own rate does not depend on when it waited
         assert f" {500 / (10 - sum(waits)):,.0f}" in advice[0]
-
-
-FAST = InputTimes(1e-4, 1e-3, 1e-3, None, 336, 300.0, 1e5)
 
 
 FACTS = {"images_per_second": 500, "wait_share": 0.5, "backend": "dali-cpu", "threads": 2}
@@ -164,9 +129,7 @@ THREADS, ON_GPU = "threads: data.threads=3", "decoding on the GPU: data.backend=
         ({}, {}, [THREADS]),
         ({}, {"images_per_second": 50}, ["reading and decoding are fast: data.prefetch=8"]),
         ({**SLOW_DISK, "decode_seconds": 1e-4, "transform_seconds": 1e-4}, {}, [SHARDS]),
-        ({}, {"cores": 2}, ["cores: needs 3"]),
         ({}, {"cores": 2, "on_gpu": True}, [ON_GPU, "cores: needs 3"]),
-        ({}, {"cores": 2, "on_gpu": True, "backend": "dali-gpu"}, ["cores: needs 3"]),
         ({}, {"backend": "torchvision"}, [THREADS, "a faster decoder: data.backend=auto"]),
         (LARGE, {"cores": 2}, ["smaller files: --resize 336", "cores: needs 3"]),
         (SLOW_DISK, {}, [SHARDS, THREADS]),

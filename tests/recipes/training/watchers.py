@@ -64,18 +64,15 @@ class Fails(Callback):
     def __init__(self, hook):
         self.hook = hook
 
-    def fail(self, hook):
-        if hook == self.hook:
-            raise ValueError("out of order")
-
-    def on_start(self, run):
-        self.fail("on_start")
-
     def on_step_end(self, step):
         self.fail("on_step_end")
 
     def on_end(self, status, summary):
         self.fail("on_end")
+
+    def fail(self, hook):
+        if hook == self.hook:
+            raise ValueError("out of order")
 
     def state_dict(self):
         return {"held": {1, 2}} if self.hook == "state_dict" else {}
