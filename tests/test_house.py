@@ -22,22 +22,22 @@ PRODUCT = ("lars", "amp", "comm", "pipeline", "recipes")
 LONGEST_FILE = 400
 # Ceilings and goals.
 LINES = {  # of Python in all files below these folders
-    "amp comm lars pipeline recipes": (36_682, 36_000),
-    "recipes": (16_986, 16_000),
+    "amp comm lars pipeline recipes": (36_665, 36_000),
+    "recipes": (16_969, 16_000),
     "recipes/commands": (1_799, 1_650),
     "recipes/tune": (2_175, 2_150),
     "recipes/predict": (1_550, 1_250),
     "recipes/report": (650, 650),
     "recipes/trained": (779, 750),
     "recipes/mlperf": (382, 360),
-    "recipes/training": (5_838, 5_600),
+    "recipes/training": (5_821, 5_600),
     "recipes/models": (1_069, 1_100),
     "recipes/schema": (1_905, 1_600),
     "pipeline": (7_699, 7_850),
     "lars": (5_300, 5_300),
     "amp": (2_000, 2_000),
     "comm": (5_000, 5_000),
-    "tests": (31_741, 30_000),
+    "tests": (31_403, 30_000),
     "benchmarks": (9_927, 10_000),
 }
 RECIPE_IMPORTS = (6, 6)  # files of recipes/training that import Recipe

@@ -168,16 +168,18 @@ def timed(output, clock, forward, backward):
 
 
 def test_the_phases_add_up_to_the_step_and_nothing_else_is_measured(monkeypatch):
-    """Input takes 7 s, forward 2, backward 3, meters 0.25 and the update 5."""
+    """Input takes 7 s, forward 2, backward 3 and what follows its gradients 1.5, as the all-reduce
+    of the last micro-batch, meters 0.25 and the update 5."""
     clock = Clock()
     model, precision, meter = nn.Linear(3, 4), Precision("fp32"), Meter(CPU)
     model.register_forward_hook(lambda *passed: timed(passed[2], clock, 2.0, 3.0))
     optimizer = LARS(model.parameters(), 0.1, implementation="foreach")
-    update, add = precision.step, meter.add
+    update, add, backward = precision.step, meter.add, precision.backward
+    monkeypatch.setattr(precision, "backward", lambda loss: (backward(loss), clock.takes(1.5)))
     monkeypatch.setattr(precision, "step", lambda o: (clock.takes(5.0), update(o)))
     monkeypatch.setattr(meter, "add", lambda *values: (clock.takes(0.25), add(*values)))
     step = TrainingStep(model, None, optimizer, precision)
-    step.phases = Phases(CPU, new_event=clock.event)
+    step.phases = Phases(CPU, model, clock.event)
     batch = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
     batches = (clock.takes(7.0) or batch for _ in count())
     step.forward_backward(*batch, 0, 1)  # with which DDP lays out its buckets
@@ -188,8 +190,9 @@ def test_the_phases_add_up_to_the_step_and_nothing_else_is_measured(monkeypatch)
         for _ in range(2):
             step(batches, accumulation, meter)
         values = step.phases.read()
-        assert [*values] == [f"{name}_seconds" for name in NAMES]
-        assert [*values.values()] == [n * 2 * accumulation for n in (7.0, 2.0, 3.0)] + [5.0 * 2]
+        expected = [7.0 * accumulation, 2.0 * accumulation, 4.5 * accumulation - 1.5, 5.0, 1.5]
+        assert [*values] == [f"{name}_seconds" for name in (*NAMES, "all_reduce")]
+        assert [*values.values()] == [2 * seconds for seconds in expected]
         assert clock.at - start == sum(values.values()) + 0.25 * 2 * accumulation
 
 
