@@ -22,9 +22,9 @@ _ROOM_ERRORS = (
 
 #: What ``largebatch[recipes]`` installs, as it is imported.
 _PACKAGES = (
-    *("google_crc32c", "huggingface_hub", "jinja2", "matplotlib", "optuna", "PIL", "plotly"),
-    *("pydantic", "yaml", "rich", "safetensors", "sklearn", "scipy", "simplejpeg", "tensorboard"),
-    *("timm", "torchvision", "typer"),
+    *("filelock", "google_crc32c", "huggingface_hub", "jinja2", "matplotlib", "optuna", "PIL"),
+    *("plotly", "pydantic", "yaml", "rich", "safetensors", "sklearn", "scipy", "simplejpeg"),
+    *("tensorboard", "timm", "torchvision", "typer"),
 )
 
 
