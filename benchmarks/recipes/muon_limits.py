@@ -8,7 +8,8 @@ Four questions for runs on all training images, scored on the test set, beside t
 
 - tuning: does another learning rate, or the second best setting of the search, do better? Of Muon
   at 4,096; of LARS and SGD at 2,560, the learning rate alone.
-- method: do other steps of Muon, an average of the weights or another momentum, at 8,192?
+- method: do other steps of Muon, an average of the weights or another momentum, at 8,192? Does SOAP
+  (pytorch-optimizer 4.1, on CHECKOUT's path), at its own default rate and a higher one?
 - floor: is 86 % reached in fewer updates, with a batch of 16,384?
 - residual: how many epochs do Muon and LARS take on ResNet-9, whose recipes (`cifar10-…`) scale
   Muon's learning rate by the square root of the batch?
@@ -49,6 +50,7 @@ FIRST = "schedule.power=0.646 optimizer.momentum=0.899 schedule.warmup=0.14dur"
 SECOND = "schedule.power=1.4 optimizer.momentum=0.818 schedule.warmup=0.237dur"
 #: Batches and epochs of Muon on ResNet-9.
 RESIDUAL = ((256, 20), (2560, 26), (8192, 40), (8192, 56))
+SOAP = ("optimizer.name=pytorch_optimizer:SOAP", "optimizer.weight_decay=0.01")
 OTHERS = "optimizer.args.others={{rule: sgd, lr_scale: {}, momentum: 0.85}}"
 
 
@@ -104,6 +106,11 @@ CASES = (
     ),
     other("twice the rate of biases and head", OTHERS.format(13.8)),
     other("momentum 0.95", "optimizer.momentum=0.95"),
+    *(
+        Case("method", f"SOAP, rate {lr}", size, n, (*SOAP, f"optimizer.lr={lr}"))
+        for size, n in ((4096, 10.24), (8192, 12.8))
+        for lr in (0.003, 0.01)
+    ),
     *(Case("residual", "Muon", b, n) for b, n in RESIDUAL),
     *(Case("residual", "LARS", 8192, n, (), "LARS") for n in (40, 64)),
     *(Case("floor", "as at 8,192", 16384, n, ("optimizer.lr=0.362",)) for n in (25.6, 40)),
@@ -148,12 +155,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     stored = json.loads(BESIDE.read_text())["runs"]
     cells, asked = [], {row["question"] for row in rows}
     for case in (case for case in CASES if case.question in asked):
-        found = [
-            row["top1"]
-            for row in rows
-            if (row["question"], row["name"], row["epochs"])
-            == (case.question, case.name, case.epochs)
-        ]
+        key = (case.question, case.name, case.epochs)
+        found = [r["top1"] for r in rows if (r["question"], r["name"], r["epochs"]) == key]
         if case.name in KNOWN:
             found = [row["top1"] for row in finals(stored, *KNOWN[case.name])]
         if not found:

@@ -23,9 +23,9 @@ from .names import LOCK
 
 #: Time after which a holder that gives no sign of life counts as gone.
 PATIENCE_SECONDS = 120.0
-#: Time between its signs of life.
-_BEAT_SECONDS = 10.0
+_BEAT_SECONDS = 10.0  # between its signs of life
 _POLL_SECONDS = 0.5
+_MOST_SECONDS = 240.0  # for which a lock that cannot be taken over is waited for in all
 
 
 class RunLock:
@@ -62,7 +62,7 @@ def locked(folder: Path, say: Callable[[str], None] = lambda line: None) -> Iter
         return now is not None and (now != before or bool(_judged(*now)[1]))
 
     try:
-        held = lease.acquire(2 * PATIENCE_SECONDS, _POLL_SECONDS, cancel_check=is_in_use)
+        held = lease.acquire(_MOST_SECONDS, _POLL_SECONDS, cancel_check=is_in_use)
     except (Timeout, LeaseSettingsMismatch):  # the latter of another version, or damaged
         now = _look(folder)
         name = _judged(*now)[0] if now else "another process"

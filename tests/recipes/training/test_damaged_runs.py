@@ -96,7 +96,7 @@ def read_in_every_way(folder):
 
 def resume(photos, folder):
     """Resume a run to its end, or to a line for the user."""
-    times = {"PATIENCE_SECONDS": 0.3, "_BEAT_SECONDS": 0.1, "_POLL_SECONDS": 0.05}
+    times = {"PATIENCE_SECONDS": 0.3, "_BEAT_SECONDS": 0.1, "_MOST_SECONDS": 3.0}
     with (
         mock.patch.multiple(run_lock, **times),
         mock.patch.object(closing, "write_picture"),
