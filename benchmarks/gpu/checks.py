@@ -80,7 +80,7 @@ def run_beside(
             except ChildProcessError as error:
                 del running[pipe]
                 child.end()
-                if child.died:  # in the first check without an outcome
+                if child.died and names:  # in the first check without an outcome
                     report.record(names.pop(0), FAILED, str(error))
                 if names:
                     start(names)

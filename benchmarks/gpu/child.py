@@ -34,7 +34,7 @@ class Child:
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
-            self._process.join(5)
+            self._process.join(60)  # a busy machine may take long over an end
             raise ChildProcessError(f"ended {ended(self._process.exitcode)}") from None
 
     @property

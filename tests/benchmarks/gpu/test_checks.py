@@ -2,6 +2,7 @@
 
 import os
 import time
+from multiprocessing.util import Finalize
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def hangs(device):
 
 
 def good(device):
-    pass
+    Finalize(None, os.abort, exitpriority=0)  # its process dies, but after its last check
 
 
 def cases(dry):
@@ -47,7 +48,7 @@ def cases(dry):
 
 @pytest.mark.usefixtures("quick_processes")
 def test_outcomes_are_told_apart_and_a_death_takes_one_check_with_it(report_of):
-    several = [["good", "dies", "wrong"], ["breaks", "skips", "slow"]]
+    several = [["good", "dies", "wrong"], ["breaks", "skips", "slow"], ["good"]]
     failed = dict.fromkeys(("dies", "breaks", "slow"), "failed")
     for seconds_left, groups, states in (
         (10_000.0, several, {"good": "ok", "wrong": "wrong", **failed}),
@@ -57,8 +58,8 @@ def test_outcomes_are_told_apart_and_a_death_takes_one_check_with_it(report_of):
         checks.run_beside(found, CPU, groups, cases)
         made = found.content["checks"]
         assert {check["check"]: check["state"] for check in made} == states
+        reasons = {check["check"]: check["reason"] for check in made}
         if seconds_left:
-            reasons = {check["check"]: check["reason"] for check in made}
             assert reasons["wrong"] == "AssertionError: off by one"
             assert reasons["dies"] == "ended by signal 6"
             assert found.content["skipped"] == [{"what": "skips", "reason": "needs CUDA"}]

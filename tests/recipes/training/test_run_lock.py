@@ -28,8 +28,7 @@ def kept_out(folder, say=print):
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
     for _ in range(2):
         with locked(tmp_path) as held:
-            assert held.notice == ""
-            assert not held.is_lost
+            assert (held.notice, held.is_lost) == ("", False)
             assert is_held_here(tmp_path)
             message = kept_out(tmp_path)
             assert f"run_dir: {tmp_path} is in use by process {os.getpid()} of " in message
